@@ -1,0 +1,27 @@
+"""The errors of glassgrad, all under one base.
+
+Each is a ``RuntimeError``, never a ``TypeError``: torch swallows a ``TypeError`` raised inside ``__torch_function__`` of a
+binary operator and reports "unsupported operand" in its place.
+"""
+
+from __future__ import annotations
+
+
+class GlassgradError(RuntimeError):
+    """Base of every error that glassgrad raises itself."""
+
+
+class RuleError(GlassgradError):
+    """A rule cannot be registered as it is written (unknown parameter, unknown function, no such input)."""
+
+
+class DuplicateRuleError(RuleError):
+    """A second rule for the same input of the same op, without ``replace=True``."""
+
+
+class RuleResultError(GlassgradError):
+    """What a rule returned is not a gradient of its input: wrong number, shape, dtype or device."""
+
+
+class UnsupportedCallError(GlassgradError):
+    """A rule exists, but not for this call of the op (an overload, a mode or a dtype for which it would be wrong)."""

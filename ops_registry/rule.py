@@ -1,0 +1,203 @@
+"""A rule: the formulas of one op, and what each of them wants to be kept from the forward call.
+
+Nothing here touches a tensor. ``tracer`` reads a rule in two places: when a call is recorded (``Variant.gather`` says what
+to keep) and when backward reaches it (``Variant.steps`` says which formula gives which gradient).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ops_registry.errors import RuleError
+from ops_registry.signatures import Signature
+
+#: Suffixes by which a rule asks for a property of an argument without keeping the argument alive.
+META = ("shape", "dtype", "device")
+
+#: Parameters that backward itself supplies.
+SUPPLIED = ("grad", "needs")
+
+#: Where a kept value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
+#: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
+FROM_RESULT = -1
+
+
+def _meta(value: Any, name: str) -> Any:
+    if isinstance(value, torch.Tensor):
+        return getattr(value, name)
+    if isinstance(value, list | tuple):
+        return [_meta(v, name) for v in value]
+    return torch.Size(()) if name == "shape" else None
+
+
+@dataclass(frozen=True)
+class Formula:
+    """One function that gives the gradient of one input, or of several inputs at once (``joint``)."""
+
+    function: Callable[..., Any]
+    wrt: tuple[str, ...]
+    joint: bool
+    parameters: tuple[str, ...]
+
+    @property
+    def location(self) -> str:
+        """``file:line`` where the formula is written."""
+        code = inspect.unwrap(self.function).__code__
+        return f"{code.co_filename}:{code.co_firstlineno}"
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """The parameters that have to be kept from the forward call."""
+        return tuple(p for p in self.parameters if p not in SUPPLIED)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One formula of a call whose set of inputs that want a gradient is known."""
+
+    formula: Formula
+    #: ``call(grad, kept, needs)`` picks what the formula asks for out of the kept values.
+    call: Callable[[Any, tuple[Any, ...], tuple[bool, ...] | None], Any]
+    #: Position among the call's parents for each input of the formula, None where it wants no gradient.
+    parents: tuple[int | None, ...]
+    needs: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A rule for one set of inputs that want a gradient: only what their formulas name is kept."""
+
+    rule: Rule
+    steps: tuple[Step, ...]
+    kept: tuple[str, ...]
+    #: ``gather(bound, result, extra)`` gives the values to keep, in the order of ``kept``.
+    gather: Callable[[tuple[Any, ...], Any, dict[str, Any]], tuple[Any, ...]] | None
+    #: For each kept value: the parent it is, FROM_RESULT or below, or None (a constant).
+    sources: tuple[int | None, ...]
+
+
+@dataclass
+class Rule:
+    """All formulas of one op."""
+
+    name: str
+    signature: Signature
+    formulas: tuple[Formula, ...] = ()
+    #: Runs the forward in place of the torch function and returns ``(result, {name: by-product})``.
+    forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None
+    #: Set for ops whose results never carry a gradient.
+    no_gradient: bool = False
+    #: Set for ops that are defined by other ops: runs them with interception on.
+    body: Callable[..., Any] | None = None
+    #: Differentiable inputs as (position in the signature, name), in the signature's order.
+    inputs: tuple[tuple[int, str], ...] = ()
+    _variants: dict[int, Variant] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        covered = {name for formula in self.formulas for name in formula.wrt}
+        self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
+
+    @property
+    def keeps(self) -> tuple[str, ...]:
+        """Everything that some formula of the rule keeps."""
+        return tuple(dict.fromkeys(k for f in self.formulas for k in f.keeps))
+
+    @property
+    def location(self) -> str:
+        """``file:line`` of each formula, or of the body."""
+        if self.body is not None:
+            return f"{self.body.__code__.co_filename}:{self.body.__code__.co_firstlineno}"
+        return ", ".join(f.location for f in self.formulas)
+
+    def variant(self, mask: int) -> Variant:
+        """The variant for the inputs whose bits are set in ``mask`` (bit k: ``inputs[k]``)."""
+        try:
+            return self._variants[mask]
+        except KeyError:
+            variant = self._variants[mask] = self._build(mask)
+            return variant
+
+    def _build(self, mask: int) -> Variant:
+        parent_of: dict[str, int] = {}
+        for bit, (_, name) in enumerate(self.inputs):
+            if mask >> bit & 1:
+                parent_of[name] = len(parent_of)
+        active = [f for f in self.formulas if any(n in parent_of for n in f.wrt)]
+        kept = tuple(dict.fromkeys(k for f in active for k in f.keeps))
+        steps = []
+        for formula in active:
+            parents = tuple(parent_of.get(n) for n in formula.wrt)
+            needs = tuple(p is not None for p in parents)
+            steps.append(Step(formula, _compile_call(formula, kept), parents, needs))
+        sources = tuple(self._source(k, parent_of) for k in kept)
+        return Variant(self, tuple(steps), kept, self._compile_gather(kept) if kept else None, sources)
+
+    def _source(self, name: str, parent_of: dict[str, int]) -> int | None:
+        if name in parent_of:
+            return parent_of[name]
+        if name in self.signature.outputs:
+            return FROM_RESULT - 1 - self.signature.outputs.index(name)
+        return FROM_RESULT if name == "result" else None
+
+    def _compile_gather(self, kept: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+        # Generated once per variant: a loop over names would cost more than the rest of the recording of a small op.
+        parts = []
+        for name in kept:
+            parts.append(self.expression(name))
+        source = f"lambda bound, result, extra: ({', '.join(parts)},)"
+        return eval(source, {"_meta": _meta})
+
+    def expression(self, name: str) -> str:
+        """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.
+
+        Raises ``RuleError`` when the op has nothing of that name.
+        """
+        names, outputs = self.signature.names, self.signature.outputs
+        if name in names:
+            return f"bound[{names.index(name)}]"
+        if name == "result":
+            return "result"
+        if name in outputs:
+            return f"result[{outputs.index(name)}]"
+        base, _, suffix = name.rpartition("_")
+        if suffix in META and (base in names or base == "result" or base in outputs):
+            return f"_meta({self.expression(base)}, {suffix!r})"
+        if self.forward is not None:
+            return f"extra[{name!r}]"
+        raise RuleError(
+            f"the rule for {self.name} asks for '{name}', which {self.name}({', '.join(names)}) does not have. A rule may name "
+            f"grad, needs, result, {'the results ' + ', '.join(outputs) + ', ' if outputs else ''}the op's arguments, or an "
+            f"argument followed by {', '.join('_' + m for m in META)}; a by-product of the forward needs forward=."
+        )
+
+
+def _compile_call(formula: Formula, kept: tuple[str, ...]) -> Callable[..., Any]:
+    parts = [p if p in SUPPLIED else f"kept[{kept.index(p)}]" for p in formula.parameters]
+    return eval(f"lambda grad, kept, needs: function({', '.join(parts)})", {"function": formula.function})
+
+
+def make_formula(function: Callable[..., Any], wrt: str | tuple[str, ...], signature: Signature, name: str) -> Formula:
+    """Check that ``function`` can be a formula of the op and say what it covers."""
+    joint = not isinstance(wrt, str)
+    inputs = (wrt,) if isinstance(wrt, str) else tuple(wrt)
+    for covered in inputs:
+        if covered not in signature.names:
+            raise RuleError(f"{name}({', '.join(signature.names)}) has no input '{covered}' for a rule to cover")
+    try:
+        parameters = tuple(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError) as error:
+        raise RuleError(f"the rule for {name} is not a Python function: {function!r}") from error
+    for parameter in parameters:
+        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
+            raise RuleError(
+                f"the rule for {name} takes '{parameter}': what a rule keeps is read from its parameter names, so each needs one"
+            )
+    names = tuple(p.name for p in parameters)
+    if "grad" not in names:
+        raise RuleError(f"the rule for {name} does not take 'grad': it would not depend on what comes from above")
+    return Formula(function, inputs, joint, names)

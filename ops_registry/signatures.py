@@ -1,0 +1,117 @@
+"""What a torch function calls its arguments, in which order, with which defaults.
+
+A rule names what it keeps by these names, so they have to be exact. torch's schemas are the source; Python-level
+functions are read with ``inspect``. ``self`` is always called ``input`` here, as in torch's documentation.
+"""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.overrides import get_testing_overrides
+
+from ops_registry.errors import RuleError
+from ops_registry.torch_private import overload_schema, schemas
+
+#: NumPy's names, which torch's argument parser accepts as keywords.
+NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """Argument names in order, the defaults of those that may be left out, and what the op returns."""
+
+    names: tuple[str, ...]
+    defaults: dict[str, Any]
+    #: Names of the results where the op returns a fixed structure of several (``values``, ``indices``).
+    outputs: tuple[str, ...] = ()
+    #: The op returns a list of tensors whose length depends on the call (``split``, ``unbind``).
+    returns_list: bool = False
+    #: Its only argument after ``input`` is a list of integers of any length, which a method also takes as ``*args``.
+    varargs: bool = False
+    #: Position of ``self`` in the op's own order: a method takes it first (``Tensor.where``).
+    self_position: int = 0
+    overloads: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def base_name(func: Callable[..., Any]) -> str:
+    """The op's name without namespace, overload or the underscores of an operator method."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return str(func).split(".")[1]
+    name = getattr(func, "__name__", None)
+    if name is None:
+        raise RuleError(f"{func!r} is not a torch function: it has no name")
+    if name == "__get__":  # a property, Tensor.T.__get__
+        return str(func.__self__.__name__)  # type: ignore[attr-defined]
+    return str(name)
+
+
+def _from_schema(schema: Any) -> Signature:
+    arguments = [a for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None and a.alias_info.is_write)]
+    names = tuple("input" if a.name == "self" else a.name for a in arguments)
+    defaults = {n: a.default_value for n, a in zip(names, arguments, strict=True) if a.has_default_value()}
+    positional = [a for a in arguments if not a.kwarg_only]
+    varargs = len(positional) == 2 and str(positional[1].type) == "List[int]" and positional[1].N is None
+    outputs = tuple(r.name for r in schema.returns) if len(schema.returns) > 1 else ()
+    returns_list = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
+    self_position = names.index("input") if "input" in names else 0
+    return Signature(names, defaults, outputs, returns_list, varargs, self_position)
+
+
+def _usable(overload: str, schema: Any) -> bool:
+    """Leave out the variants that write into ``out=`` and those for named dimensions: they share the names of others."""
+    writes = any(a.kwarg_only and a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
+    return not writes and "Dimname" not in str(schema) and overload not in ("out", "names")
+
+
+def _from_schemas(found: dict[str, Any]) -> Signature:
+    """One signature that serves all overloads: the longest, with what the shorter ones leave out made optional."""
+    signatures = {o: _from_schema(s) for o, s in found.items()}
+    longest = max(signatures.values(), key=lambda s: len(s.names))
+    defaults = dict(longest.defaults)
+    for signature in signatures.values():
+        for name in longest.names:
+            if name not in signature.names:
+                defaults.setdefault(name, None)
+    return Signature(
+        longest.names, defaults, longest.outputs, longest.returns_list, longest.varargs, longest.self_position, signatures
+    )
+
+
+def _from_python(func: Callable[..., Any]) -> Signature:
+    parameters = [
+        p
+        for p in inspect.signature(func).parameters.values()
+        if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD) and p.name != "out"
+    ]
+    names = tuple("input" if p.name == "self" else p.name for p in parameters)
+    defaults = {n: p.default for n, p in zip(names, parameters, strict=True) if p.default is not p.empty}
+    return Signature(names, defaults)
+
+
+def signature_of(func: Callable[..., Any]) -> Signature:
+    """The signature under which a rule for ``func`` is written.
+
+    Raises ``RuleError`` for something that is not a function torch lets us intercept.
+    """
+    if isinstance(func, torch._ops.OpOverload):
+        return _from_schema(overload_schema(func))
+    if isinstance(func, types.FunctionType) and not hasattr(torch.ops.aten, base_name(func).strip("_")):
+        return _from_python(func)
+    name = base_name(func)
+    # A slot (Tensor.__getitem__) has no schema; an in-place spelling shares that of the op it belongs to.
+    for candidate in (name, name.strip("_"), name.rstrip("_")):
+        usable = {o: s for o, s in schemas(candidate).items() if _usable(o, s)}
+        if usable and not name.startswith("__"):
+            return _from_schemas(usable)
+    stand_in = get_testing_overrides().get(func)
+    if stand_in is not None:
+        return _from_python(stand_in)
+    if isinstance(func, types.FunctionType):
+        return _from_python(func)
+    raise RuleError(f"{func!r} is not a function that torch lets a tensor subclass intercept")

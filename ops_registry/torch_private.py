@@ -1,0 +1,64 @@
+"""Every private torch name that glassgrad needs, in one place, with the reason why no public one serves.
+
+Public names are preferred everywhere else. When a torch release renames something, this is the file to mend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+#: Turns interception by subclasses off for a block (public documentation names it, the module is private).
+DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
+
+#: Namespaces in which torch keeps its C functions; interception reports calls under these names.
+C_NAMESPACES = (
+    torch._C._VariableFunctions,
+    torch._C._nn,
+    torch._C._special,
+    torch._C._linalg,
+    torch._C._fft,
+)
+
+TensorBase = torch._C.TensorBase
+
+
+def schemas(name: str) -> dict[str, Any]:
+    """All schemas of ``aten::name`` whose arguments hold a tensor, by overload name; empty if there is no such op.
+
+    ``_schema`` is private, yet the only source that knows every argument with its default, keyword-only ones included
+    (``get_testing_overrides`` omits ``alpha``, ``rounding_mode``, ``keepdim`` of several functions).
+    """
+    packet = getattr(torch.ops.aten, name, None)
+    if packet is None:
+        return {}
+    found = {}
+    for overload in packet.overloads():
+        schema = getattr(packet, overload)._schema
+        if any("Tensor" in str(argument.type) for argument in schema.arguments):
+            found[overload] = schema
+    return found
+
+
+def overload_schema(overload: Any) -> Any:
+    """The schema of one ``torch.ops`` overload."""
+    return overload._schema
+
+
+def set_grad_enabled(mode: bool) -> None:
+    """``torch.set_grad_enabled`` as a plain call: the context manager costs ten times as much in the backward sweep."""
+    torch._C._set_grad_enabled(mode)
+
+
+def storage_use_count(tensor: torch.Tensor) -> int:
+    """How many tensors and Python objects hold the storage of ``tensor`` (this call's own handle not counted).
+
+    The only way to know that a gradient buffer is nobody else's, so that ``.grad`` may take it without a copy.
+    """
+    storage = tensor.untyped_storage()
+    return torch._C._storage_Use_Count(storage._cdata) - 1
+
+
+skip_one_hop: Callable[..., Any] | None = getattr(torch._C, "_skip_one_hop_torch_function", None)

@@ -1,0 +1,41 @@
+"""Errors of recording and of the backward pass; each is also a ``RuntimeError``, as torch's own."""
+
+from __future__ import annotations
+
+from ops_registry.errors import GlassgradError
+
+
+class MissingRuleError(GlassgradError):
+    """Backward reached a call of a function that has no rule."""
+
+
+class NoHistoryError(GlassgradError):
+    """Backward was asked of a tensor that no recorded call on a tensor requiring grad has led to."""
+
+
+class GradientArgumentError(GlassgradError):
+    """The gradient (or the inputs) given to ``backward`` or ``grad`` do not fit the tensors."""
+
+
+class UnusedInputError(GlassgradError):
+    """``grad`` was asked for an input that the outputs do not depend on, without ``allow_unused``."""
+
+
+class FreedGraphError(GlassgradError):
+    """Backward went a second time through a graph whose kept tensors the first one released."""
+
+
+class OverwrittenError(GlassgradError):
+    """A tensor kept for backward was overwritten in place in between."""
+
+
+class InPlaceError(GlassgradError):
+    """An in-place write that torch forbids, or one whose effect on the recorded history is not supported."""
+
+
+class OutArgumentError(GlassgradError):
+    """``out=`` with a tensor that requires grad: the write would not be part of any history."""
+
+
+class UnsupportedError(GlassgradError):
+    """Something that torch offers and glassgrad does not, or not yet."""

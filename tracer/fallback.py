@@ -1,0 +1,102 @@
+"""The derivative of a function without a rule, taken from torch's own autograd; only where the user asked for it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from ops_registry.rule import Formula, Rule, Step, Variant
+from ops_registry.signatures import Signature
+from tracer.errors import UnsupportedError
+from tracer.graph import current
+from tracer.node import Node
+from tracer.parents import any_node
+from tracer.tensor import Tensor
+
+
+class _State(threading.local):
+    torch: bool = False
+
+
+_state = _State()
+
+
+def fallback_active() -> bool:
+    """Whether missing derivatives are taken from torch in this thread."""
+    return _state.torch
+
+
+@contextmanager
+def fallback(source: str) -> Iterator[None]:
+    """``with fallback("torch"):`` calls of functions without a rule, made inside, get their derivative from torch's own autograd.
+
+    The graph shows them as ``torch:<name>``. First derivatives only: a recorded backward through one raises ``UnsupportedError``.
+    """
+    if source != "torch":
+        raise UnsupportedError(f"fallback({source!r}): the only source of missing derivatives is 'torch'")
+    before, _state.torch = _state.torch, True
+    try:
+        yield
+    finally:
+        _state.torch = before
+
+
+def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run ``func`` under torch's autograd on detached inputs and leave a node that asks it for the gradients."""
+    parents: list[Node] = []
+    leaves: list[torch.Tensor] = []
+
+    def native_leaf(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            node = any_node(value)
+            plain = value.detach()
+            if node is not None:
+                parents.append(node)
+                leaves.append(plain.requires_grad_())
+            return plain
+        if isinstance(value, dict):
+            return {k: native_leaf(v) for k, v in value.items()}
+        return type(value)(native_leaf(v) for v in value) if type(value) in (list, tuple) else value
+
+    result = func(*native_leaf(args), **native_leaf(kwargs))
+    single = isinstance(result, torch.Tensor)
+    items = [result] if single else list(result) if isinstance(result, tuple | list) else []
+    carrying = [i for i, item in enumerate(items) if isinstance(item, torch.Tensor) and item.requires_grad]
+    if not carrying:
+        return result
+
+    def ask_torch(grad: Any, kept: tuple[Any, ...], needs: tuple[bool, ...] | None) -> Any:
+        if torch.is_grad_enabled():
+            raise UnsupportedError(
+                f"second derivative through {name}: its first one comes from torch's own autograd, which glassgrad cannot record. "
+                f"Write a rule for it."
+            )
+        grads = (grad,) if single else tuple(grad)
+        asked = [(items[i], grads[i]) for i in carrying if grads[i] is not None]
+        return torch.autograd.grad([t for t, _ in asked], leaves, [g for _, g in asked], retain_graph=True, allow_unused=True)
+
+    name = f"torch:{getattr(func, '__name__', func)}"
+    inputs = tuple(f"input{i}" for i in range(len(parents)))
+    formula = Formula(ask_torch, inputs, True, ("grad",))
+    positions = tuple(range(len(parents)))
+    rule = Rule(name, Signature(inputs, {}, returns_list=not single), (formula,))
+    variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents)),), (), None, (None,))
+    first = items[carrying[0]]
+    node = Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None)
+    current.graph.add(node)
+    if not single:
+        node.outputs = [None] * len(items)
+    marked = []
+    for i, item in enumerate(items):
+        plain = item.detach() if isinstance(item, torch.Tensor) else item
+        if i in carrying:
+            plain.__class__ = Tensor
+            plain._node = node if single else node.output(i, plain.shape, plain.dtype)
+        marked.append(plain)
+    if single:
+        return marked[0]
+    return type(result)(marked) if hasattr(result, "n_fields") or type(result) in (list, tuple) else tuple(marked)

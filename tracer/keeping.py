@@ -1,0 +1,111 @@
+"""What a node keeps for its rule: plain aliases with torch's version counter, and their way back into the graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from ops_registry.rule import FROM_RESULT
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.errors import FreedGraphError, OverwrittenError
+from tracer.naming import describe_node
+from tracer.node import Node, tensors_in
+from tracer.tensor import Tensor
+
+_PLAIN = torch.Tensor
+
+
+def keep(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """Plain aliases of the tensors among ``values``, and the version of each.
+
+    An alias shares storage and version counter with the tensor but not its history, so no cycle arises and nothing that the user
+    does to the tensor's own attributes afterwards matters.
+    """
+    versions: list[int] = []
+    kept = tuple([_keep_one(v, versions) for v in values])
+    return kept, tuple(versions)
+
+
+def _keep_one(value: Any, versions: list[int]) -> Any:
+    kind = type(value)
+    if kind is _PLAIN or kind is Tensor or isinstance(value, _PLAIN):
+        versions.append(value._version)
+        return value.detach()
+    if kind is list:
+        return [_keep_one(v, versions) for v in value]
+    if isinstance(value, tuple) and kind is not torch.Size:
+        return tuple([_keep_one(v, versions) for v in value])
+    return value
+
+
+def unpack(node: Node) -> tuple[Any, ...]:
+    """What ``node`` kept, checked against torch's version counters.
+
+    Raises ``FreedGraphError`` when an earlier backward has released it, ``OverwrittenError`` when one was written in place since.
+    """
+    kept = node.kept
+    if kept is None:
+        raise FreedGraphError(
+            f"backward reached {describe_node(node)} a second time: what it had kept was released by the first pass. "
+            f"Pass retain_graph=True to the first."
+        )
+    if node.versions:
+        tensors = tensors_in(kept)
+        for i, (tensor, version) in enumerate(zip(tensors, node.versions, strict=True)):
+            if tensor._version != version:
+                raise OverwrittenError(
+                    f"{describe_node(node)} kept '{_name_of(node, i)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at version "
+                    f"{version}; it was since overwritten in place and is at version {tensor._version}. Write out of place, or into a "
+                    f"clone."
+                )
+    return kept
+
+
+def _name_of(node: Node, position: int) -> str:
+    """The rule's name for the tensor at ``position`` among all those kept."""
+    assert node.kept is not None
+    for name, value in zip(node.variant.kept, node.kept, strict=True):
+        position -= len(tensors_in(value))
+        if position < 0:
+            return name
+    return "?"
+
+
+def reattach(node: Node, kept: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The kept values with their history again, for a backward pass that is recorded itself."""
+    return tuple(
+        [
+            value if source is None else _attached(node, value, source)
+            for value, source in zip(kept, node.variant.sources, strict=True)
+        ]
+    )
+
+
+def _attached(node: Node, value: Any, source: int) -> Any:
+    if source >= 0:
+        return _with_nodes(value, node.parents[source])
+    if node.outputs is None:
+        return _with_nodes(value, node) if isinstance(value, _PLAIN) else value
+    if source == FROM_RESULT:
+        return type(value)(
+            [_with_nodes(v, node.output(i, v.shape, v.dtype)) if _carries(v) else v for i, v in enumerate(value)]
+        )
+    return _with_nodes(value, node.output(FROM_RESULT - 1 - source, value.shape, value.dtype)) if _carries(value) else value
+
+
+def _carries(value: Any) -> bool:
+    return isinstance(value, _PLAIN) and (value.dtype.is_floating_point or value.dtype.is_complex)
+
+
+def _with_nodes(value: Any, nodes: Any) -> Any:
+    """A tracked alias of ``value`` that was made by ``nodes``; a list of them for a list."""
+    if type(nodes) is tuple:
+        return type(value)([_with_nodes(v, n) for v, n in zip(value, nodes, strict=True)])
+    if nodes is None or not _carries(value):
+        return value
+    with DisableTorchFunctionSubclass():
+        alias: Any = value.detach()
+    alias.__class__ = Tensor
+    alias._node = nodes
+    return alias

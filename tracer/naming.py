@@ -1,0 +1,67 @@
+"""How calls are named in errors and graphs: the function as a user would write it, its arguments, the user's line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from tracer.node import Node
+
+
+def qualified(func: Callable[..., Any]) -> str:
+    """How a user would write the function: ``torch.cdist``, ``torch.Tensor.mvlgamma``, ``torch.linalg.eig``."""
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{func}"
+    name = getattr(func, "__name__", str(func))
+    if name == "__get__":
+        return f"torch.Tensor.{func.__self__.__name__}.__get__"  # type: ignore[attr-defined]
+    if getattr(torch.Tensor, name, None) is func:
+        return f"torch.Tensor.{name}"
+    for prefix, module in (
+        ("torch", torch),
+        ("torch.nn.functional", torch.nn.functional),
+        ("torch.linalg", torch.linalg),
+        ("torch.special", torch.special),
+        ("torch.fft", torch.fft),
+    ):
+        short = name.removeprefix(f"{prefix.rpartition('.')[2]}_")
+        if getattr(module, short, None) == func:
+            return f"{prefix}.{short}"
+    return f"torch._C._nn.{name}" if hasattr(torch._C._nn, name) else name
+
+
+def describe(values: tuple[Any, ...]) -> str:
+    """Arguments as text: shapes and dtypes of tensors, other values as they are."""
+    parts = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            parts.append(f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}")
+        elif isinstance(value, list | tuple) and value and isinstance(value[0], torch.Tensor):
+            parts.append(f"[{describe(tuple(value))}]")
+        else:
+            text = repr(value)
+            parts.append(text if len(text) < 60 else f"{text[:57]}...")
+    return ", ".join(parts)
+
+
+_OUR_PACKAGES = ("ops_registry", "tracer", "nn", "torch")
+
+
+def user_line() -> str | None:
+    """``file:line`` of the innermost frame outside torch and glassgrad."""
+    frame = sys._getframe(1)
+    while frame is not None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OUR_PACKAGES:
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+def describe_node(node: Node) -> str:
+    """The op of a node, with the shape of its result and, where it was recorded, the user's line."""
+    shape = "" if node.shape is None else f" (result of shape {tuple(node.shape)})"
+    line = "" if node.line is None else f", called at {node.line},"
+    return f"{node.op}{shape}{line}"

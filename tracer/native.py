@@ -1,0 +1,20 @@
+"""Handing gradients on to torch's own autograd, where a tensor with a native history met a tracked one."""
+
+from __future__ import annotations
+
+import torch
+
+
+def hand_over(bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None) -> list[torch.Tensor | None]:
+    """Carry gradients that arrived at bridges on into torch's autograd.
+
+    ``inputs`` None: accumulate into native leaves. Otherwise return the gradient of each of ``inputs``, None where torch finds no way.
+    """
+    tensors = [t for t, _ in bridged]
+    grads = [g for _, g in bridged]
+    if inputs is None:
+        torch.autograd.backward(tensors, grads)
+        return []
+    if not bridged or not inputs:
+        return [None] * len(inputs)
+    return list(torch.autograd.grad(tensors, inputs, grads, allow_unused=True))

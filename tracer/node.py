@@ -1,0 +1,187 @@
+"""The nodes that recorded calls leave behind.
+
+Ownership is acyclic: a tensor owns its node, a node owns its parents and plain aliases of what its rule keeps, and a leaf's
+node holds its tensor weakly. So everything is freed by reference counts.
+"""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ops_registry.rule import Rule, Variant
+from ops_registry.signatures import Signature
+
+#: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
+next_serial = itertools.count().__next__
+
+Hook = Callable[[torch.Tensor], torch.Tensor | None]
+
+
+class Node:
+    """One recorded call, with what backward needs of it. What ``Tensor.grad_fn`` returns."""
+
+    __slots__ = (
+        "__weakref__",
+        "dtype",
+        "hooks",
+        "kept",
+        "line",
+        "outputs",
+        "parents",
+        "post_hooks",
+        "retain",
+        "serial",
+        "shape",
+        "variant",
+        "versions",
+    )
+
+    def __init__(self, variant: Variant, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
+        self.variant = variant
+        #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
+        self.parents = parents
+        self.shape = shape
+        self.dtype = dtype
+        #: Values kept for the rule; None once backward has released them.
+        self.kept: tuple[Any, ...] | None = ()
+        #: torch's version counter of each kept tensor at the time, in the order in which ``tensors_in(kept)`` gives them.
+        self.versions: tuple[int, ...] = ()
+        self.hooks: OrderedDict[int, Hook] | None = None
+        self.post_hooks: OrderedDict[int, Callable[..., Any]] | None = None
+        self.retain: weakref.ref[torch.Tensor] | None = None
+        #: Weak references to the Output nodes of a call with several differentiable results.
+        self.outputs: list[weakref.ref[Output] | None] | None = None
+        self.line: str | None = None
+        self.serial = next_serial()
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        return self.variant.rule.name
+
+    def name(self) -> str:
+        """As torch's ``grad_fn.name()``."""
+        return f"{''.join(part.capitalize() for part in self.op.split('_'))}Backward"
+
+    @property
+    def next_functions(self) -> tuple[tuple[Node, int], ...]:
+        """The nodes that backward goes to next, each with the index of the output it stands for, as in torch."""
+        return tuple((p.parents[0], p.index) if isinstance(p, Output) else (p, 0) for p in flat(self.parents))
+
+    def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """``hook(grad_inputs, grad_outputs)`` is called when the gradients of this call's inputs are there."""
+        if self.post_hooks is None:
+            self.post_hooks = OrderedDict()
+        handle = RemovableHandle(self.post_hooks)
+        self.post_hooks[handle.id] = hook
+        return handle
+
+    def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
+        """``hook(grad_outputs)`` is called before the rule; it may return other gradients."""
+
+        def on_one(grad: torch.Tensor) -> torch.Tensor | None:
+            new = hook((grad,))
+            return new[0] if isinstance(new, tuple) else new
+
+        return self.add_hook(on_one)
+
+    def add_hook(self, hook: Hook) -> RemovableHandle:
+        """Call ``hook`` with the gradient of this node's result, once it is complete."""
+        if self.hooks is None:
+            self.hooks = OrderedDict()
+        handle = RemovableHandle(self.hooks)
+        self.hooks[handle.id] = hook
+        return handle
+
+    def output(self, index: int, shape: torch.Size | None = None, dtype: torch.dtype | None = None) -> Output:
+        """The node of result ``index`` of this call, made anew when nobody holds it any more."""
+        assert self.outputs is not None
+        reference = self.outputs[index]
+        node = None if reference is None else reference()
+        if node is None:
+            assert shape is not None and dtype is not None
+            node = Output(self, index, shape, dtype)
+            self.outputs[index] = weakref.ref(node)
+        return node
+
+    def __repr__(self) -> str:
+        return f"<{self.name()} #{self.serial}>"
+
+
+class Output(Node):
+    """One of several differentiable results of a call; its only parent is the call's node."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, node: Node, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
+        super().__init__(node.variant, (node,), shape, dtype)
+        self.index = index
+
+    def name(self) -> str:
+        return self.parents[0].name()
+
+
+class Leaf(Node):
+    """Where a gradient ends: a tensor made by the user that requires grad. Holds the tensor weakly."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+        super().__init__(LEAF, (), shape, dtype)
+        self.tensor = weakref.ref(tensor)
+
+    def name(self) -> str:
+        return "AccumulateGrad"
+
+    @property
+    def variable(self) -> torch.Tensor | None:
+        """The tensor, if it is still alive."""
+        return self.tensor()
+
+
+class Bridge(Node):
+    """A tensor with a history in torch's own autograd: the gradient that arrives here is handed on to torch."""
+
+    __slots__ = ("native",)
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        super().__init__(BRIDGE, (), tensor.shape, tensor.dtype)
+        self.native = tensor
+
+    def name(self) -> str:
+        return "TorchBackward"
+
+
+def _marker(name: str) -> Variant:
+    return Variant(Rule(name, Signature((), {})), (), (), None, ())
+
+
+LEAF = _marker("leaf")
+BRIDGE = _marker("torch")
+
+
+def flat(parents: tuple[Any, ...]) -> list[Node]:
+    """The nodes among ``parents``, those of lists of tensors included."""
+    nodes = []
+    for parent in parents:
+        if type(parent) is tuple:
+            nodes.extend(flat(parent))
+        elif parent is not None:
+            nodes.append(parent)
+    return nodes
+
+
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """All tensors in a nest of tuples and lists."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, tuple | list):
+        return [tensor for item in value for tensor in tensors_in(item)]
+    return []

@@ -1,0 +1,251 @@
+"""The way of a call: ``Tensor.__torch_function__`` ends here.
+
+Look the rule up, run the torch function once on plain storage with interception off, leave a node behind, mark the result.
+This is the hot path: it reads no property on a tracked tensor outside the guard and asks the registry once.
+"""
+
+from __future__ import annotations
+
+import threading
+import types as python_types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ops_registry import registry
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import Spelling, active
+from ops_registry.rule import Rule, Variant
+from ops_registry.signatures import Signature
+from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled
+from tracer import inplace
+from tracer.errors import OutArgumentError
+from tracer.fallback import fallback_active, record_with_torch
+from tracer.graph import current
+from tracer.keeping import keep
+from tracer.naming import describe, qualified, user_line
+from tracer.node import Node
+from tracer.parents import find_parents, nodes_in
+from tracer.redispatch import redispatch
+from tracer.tensor import HANDLERS, Tensor
+
+#: dtypes that carry gradients.
+DIFFERENTIABLE = frozenset(
+    d for d in vars(torch).values() if isinstance(d, torch.dtype) and (d.is_floating_point or d.is_complex)
+)
+
+_NO_KWARGS: dict[str, Any] = {}
+_PLAIN = torch.Tensor
+
+
+def intercept(
+    cls: type, func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+) -> Any:
+    """``__torch_function__`` of the tracked tensor."""
+    if len(types) > 1 and not all(issubclass(t, Tensor) for t in types):
+        return NotImplemented
+    try:
+        spelling = active.table[func]
+    except KeyError:
+        return _without_rule(func, types, args, kwargs or _NO_KWARGS)
+    if spelling.choose is not None:
+        spelling = spelling.choose(args, kwargs or _NO_KWARGS)
+    rule = spelling.rule
+    if rule.body is not None:
+        return rule.body(*spelling.bind(args, kwargs or _NO_KWARGS))
+    with DisableTorchFunctionSubclass():
+        if rule.no_gradient:
+            return func(*args, **kwargs) if kwargs else func(*args)
+        if spelling.inplace:
+            return inplace.record(spelling, func, args, kwargs or _NO_KWARGS)
+        if kwargs or spelling.tails is None or len(args) >= len(spelling.tails):
+            kwargs = kwargs or _NO_KWARGS
+            bound = spelling.bind(args, kwargs)
+        else:
+            bound = args + spelling.tails[len(args)]
+        mask, parents, has_native = (0, (), False) if not torch.is_grad_enabled() else find_parents(rule, bound)
+        if not mask:
+            return mark_untracked(func(*args, **kwargs) if kwargs else func(*args), args, kwargs)
+        if kwargs and kwargs.get("out") is not None:
+            raise OutArgumentError(
+                f"{rule.name}() was called with out= and an argument that requires grad: what is written there would have no history. "
+                f"Use the result, or call it under torch.no_grad()."
+            )
+        extra = _NO_KWARGS
+        if has_native:
+            set_grad_enabled(False)
+        try:
+            if rule.forward is not None:
+                result, extra = rule.forward(*bound)
+            else:
+                result = func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            if has_native:
+                set_grad_enabled(True)
+        return attach(rule, mask, parents, bound, result, extra)
+
+
+def attach(
+    rule: Rule, mask: int, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+) -> Any:
+    """Leave a node for the call and mark its results as tracked."""
+    variant = rule.variant(mask)
+    if type(result) is not _PLAIN:
+        return _attach_structure(variant, parents, bound, result, extra)
+    dtype = result.dtype
+    if dtype not in DIFFERENTIABLE:
+        return result
+    if result.requires_grad:
+        refuse_native(rule.name)
+    node = Node(variant, parents, result.shape, dtype)
+    if variant.gather is not None:
+        node.kept, node.versions = keep(variant.gather(bound, result, extra))
+    graph = current.graph
+    graph.add(node)
+    if graph.record_lines:
+        node.line = user_line()
+    if result._base is not None:
+        inplace.note_view(result)
+    result.__class__ = Tensor
+    result._node = node
+    return result
+
+
+def _attach_structure(
+    variant: Variant, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+) -> Any:
+    """As ``attach``, for a result that is several tensors, or no fresh tensor at all."""
+    if not isinstance(result, tuple | list):
+        # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
+        return result
+    positions = [
+        i for i, item in enumerate(result) if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE
+    ]
+    if not positions:
+        return result
+    for i in positions:
+        if result[i].requires_grad:
+            refuse_native(variant.rule.name)
+    single = len(positions) == 1 and not variant.rule.signature.returns_list
+    first = result[positions[0]]
+    node = Node(variant, parents, first.shape if single else None, first.dtype if single else None)
+    if variant.gather is not None:
+        node.kept, node.versions = keep(variant.gather(bound, result, extra))
+    current.graph.add(node)
+    if current.graph.record_lines:
+        node.line = user_line()
+    if not single:
+        node.outputs = [None] * len(result)
+    for i in positions:
+        item = result[i]
+        if item._base is not None:
+            inplace.note_view(item)
+        item.__class__ = Tensor
+        item._node = node if single else node.output(i, item.shape, item.dtype)
+    return result
+
+
+def mark_untracked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+    """Mark fresh results of a call that leaves no node: they are tracked tensors that do not require grad."""
+    if type(result) is _PLAIN:
+        if result.dtype in DIFFERENTIABLE and not _came_in(result, args, kwargs):
+            if result.requires_grad:
+                refuse_native("the function")
+            if result._base is not None:
+                inplace.note_view(result)
+            result.__class__ = Tensor
+    elif isinstance(result, tuple | list) and type(result) is not torch.Size:
+        for item in result:
+            mark_untracked(item, args, kwargs)
+    return result
+
+
+def _came_in(result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    for value in (*args, *(kwargs or _NO_KWARGS).values()):
+        if value is result or (isinstance(value, tuple | list) and any(v is result for v in value)):
+            return True
+    return False
+
+
+def refuse_native(name: str) -> None:
+    """A plain tensor that requires grad stands where the rule expects a constant: its gradient would be lost."""
+    raise UnsupportedCallError(
+        f"{name}: a torch tensor that requires grad came in as an argument for which the rule gives no gradient, and would lose it. "
+        f"Detach that argument, or cover it with a rule: ops_registry.backward(..., wrt=<its name>)."
+    )
+
+
+#: Functions that hand back an object which somebody else holds; never to be marked, and no part of any history.
+_PASS = frozenset({torch.Tensor._base.__get__, torch.Tensor._grad.__get__})  # type: ignore[attr-defined]
+
+
+def _without_rule(
+    func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
+    """A call of a function that the registry does not know."""
+    handler = HANDLERS.get(func)
+    if handler is not None:
+        return handler(*args, **kwargs)
+    if isinstance(func, python_types.FunctionType) and func not in _running.functions:
+        _running.functions.add(func)
+        try:
+            return redispatch(func, types, args, kwargs)
+        finally:
+            _running.functions.discard(func)
+    with DisableTorchFunctionSubclass():
+        if func in _PASS:
+            return func(*args, **kwargs)
+        nodes = nodes_in((args, kwargs)) if torch.is_grad_enabled() else []
+        if nodes and fallback_active() and not inplace.is_in_place(func):
+            return record_with_torch(func, args, kwargs)
+        written = args[0] if args and inplace.is_in_place(func) else None
+        result = func(*args, **kwargs)
+        if written is not None:
+            if nodes:
+                inplace.rebase_missing(written, _missing(func, nodes, args, kwargs))
+            return result
+        if not nodes:
+            return mark_untracked(result, args, kwargs)
+        return _attach_missing(func, nodes, args, kwargs, result)
+
+
+class _Running(threading.local):
+    """Python-level functions whose body is running: met again inside itself, a function is a call of its C counterpart
+    (``Tensor.unflatten`` calls ``super().unflatten``, which arrives under the same name).
+    """
+
+    def __init__(self) -> None:
+        self.functions: set[Callable[..., Any]] = set()
+
+
+_running = _Running()
+
+
+def _missing(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
+    """A node without a rule: backward raises there."""
+    name = registry.op_name(func) if hasattr(func, "__name__") else str(func)
+    node = Node(Variant(Rule(name, Signature((), {})), (), (), None, ()), tuple(nodes), None, None)
+    node.kept = (qualified(func), describe((*args, *kwargs.values())))
+    node.line = user_line() if current.graph.record_lines else None
+    current.graph.add(node)
+    return node
+
+
+def _attach_missing(
+    func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+) -> Any:
+    items = [result] if isinstance(result, _PLAIN) else list(result) if isinstance(result, tuple | list) else []
+    fresh = [i for i in items if type(i) is _PLAIN and i.dtype in DIFFERENTIABLE and not _came_in(i, args, kwargs)]
+    if not fresh:
+        return result
+    node = _missing(func, nodes, args, kwargs)
+    for item in fresh:
+        if item._base is not None:
+            inplace.note_view(item)
+        item.__class__ = Tensor
+        item._node = node
+    return result
+
+
+Tensor.__torch_function__ = classmethod(intercept)  # type: ignore[assignment,method-assign]
