@@ -7,7 +7,10 @@ from ops_registry.errors import (
     RuleResultError,
     UnsupportedCallError,
 )
-from ops_registry.registry import RuleInfo, backward, decomposition, lookup, no_gradient, overloaded, rules, use
+from ops_registry.registry import RuleInfo, backward, decomposition, lookup, no_gradient, overloaded, use
+
+import ops_registry.rules  # isort: skip  (registers every rule)
+from ops_registry.registry import rules  # isort: skip  (the function takes the name that the package had)
 
 __all__ = [
     "DuplicateRuleError",

@@ -1,6 +1,5 @@
 """Interception, recording and the backward pass: everything that is about calls, and nothing about formulas."""
 
-import ops_registry.rules  # noqa: F401  (the rules are there as soon as anything is tracked)
 from tracer import record as _record  # noqa: F401  (gives the tensor its interception)
 from tracer.autograd import backward, grad
 from tracer.errors import (

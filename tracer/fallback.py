@@ -15,7 +15,7 @@ from tracer.errors import UnsupportedError
 from tracer.graph import current
 from tracer.node import Node
 from tracer.parents import any_node
-from tracer.tensor import Tensor
+from tracer.tensor import Tensor, plain_alias
 
 
 class _State(threading.local):
@@ -53,7 +53,7 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     def native_leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             node = any_node(value)
-            plain = value.detach()
+            plain = plain_alias(value)
             if node is not None:
                 parents.append(node)
                 leaves.append(plain.requires_grad_())
@@ -92,7 +92,7 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         node.outputs = [None] * len(items)
     marked = []
     for i, item in enumerate(items):
-        plain = item.detach() if isinstance(item, torch.Tensor) else item
+        plain = plain_alias(item) if isinstance(item, torch.Tensor) else item
         if i in carrying:
             plain.__class__ = Tensor
             plain._node = node if single else node.output(i, plain.shape, plain.dtype)

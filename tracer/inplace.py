@@ -16,7 +16,7 @@ from tracer.keeping import keep
 from tracer.naming import user_line
 from tracer.node import Leaf, Node
 from tracer.parents import find_parents
-from tracer.tensor import Tensor
+from tracer.tensor import Tensor, plain_alias
 
 
 def is_in_place(func: Callable[..., Any]) -> bool:
@@ -31,7 +31,7 @@ def note_view(view: torch.Tensor) -> None:
     views = getattr(base, "_views", None)
     if views is None:
         base._views = [weakref.ref(view)]
-    elif view not in _alive(views):
+    else:
         if len(views) >= 8 and len(views) & (len(views) - 1) == 0:  # at 8, 16, 32 …: dead ones go, at constant cost on average
             views[:] = [v for v in views if v() is not None]
         views.append(weakref.ref(view))
@@ -53,7 +53,9 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
     check_write(target, rule.name)
     variant = rule.variant(mask)
     # The op may read what it overwrites: an alias tells the old shape, a copy the old values where the rule wants them.
-    before = target.detach().clone() if rule.signature.names[0] in variant.kept else target.detach()
+    before = plain_alias(target)
+    if rule.signature.names[0] in variant.kept:
+        before = before.clone()
     set_grad_enabled(False)
     try:
         extra: dict[str, Any] = {}

@@ -11,7 +11,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import Node, tensors_in
-from tracer.tensor import Tensor
+from tracer.tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
 
@@ -31,7 +31,7 @@ def _keep_one(value: Any, versions: list[int]) -> Any:
     kind = type(value)
     if kind is _PLAIN or kind is Tensor or isinstance(value, _PLAIN):
         versions.append(value._version)
-        return value.detach()
+        return plain_alias(value)
     if kind is list:
         return [_keep_one(v, versions) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
@@ -105,7 +105,7 @@ def _with_nodes(value: Any, nodes: Any) -> Any:
     if nodes is None or not _carries(value):
         return value
     with DisableTorchFunctionSubclass():
-        alias: Any = value.detach()
+        alias: Any = plain_alias(value)
     alias.__class__ = Tensor
     alias._node = nodes
     return alias

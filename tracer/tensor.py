@@ -11,12 +11,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+#: ``detach`` past our own override: a plain alias.
+plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
 _OWN = frozenset({"_node", "_views"})
@@ -164,7 +167,7 @@ class Tensor(torch.Tensor):
     def detach(self) -> Tensor:
         """A tracked tensor that shares storage and has no history."""
         with DisableTorchFunctionSubclass():
-            alias = torch.Tensor.detach(self)
+            alias = plain_alias(self)
             alias.__class__ = Tensor
         return alias
 
@@ -193,7 +196,7 @@ class Tensor(torch.Tensor):
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         node = self._node
         with DisableTorchFunctionSubclass():
-            text = repr(torch.Tensor.detach(self))
+            text = repr(plain_alias(self))
         if node is None:
             return text
         history = "requires_grad=True" if isinstance(node, Leaf) else f"grad_fn=<{node.name()}>"
@@ -207,7 +210,7 @@ class Tensor(torch.Tensor):
                 f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."  # type: ignore[union-attr]
             )
         with DisableTorchFunctionSubclass():
-            twin: Any = copy.deepcopy(torch.Tensor.detach(self), memo)
+            twin: Any = copy.deepcopy(plain_alias(self), memo)
             twin.__class__ = Tensor
             memo[id(self)] = twin
             if self._node is not None:
@@ -223,7 +226,7 @@ class Tensor(torch.Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         # A plain tensor is what torch's safe loading accepts; it is adopted, with its gradient, wherever it meets a tracked one.
         with DisableTorchFunctionSubclass():
-            plain = torch.Tensor.detach(self)
+            plain = plain_alias(self)
         if getattr(self, "_is_param", False):
             plain = torch.nn.Parameter(plain, requires_grad=self._node is not None)
         elif self._node is not None:
@@ -245,7 +248,7 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
     if not tensor.is_leaf:
         raise GradientArgumentError("track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach().")
     with DisableTorchFunctionSubclass():
-        tracked: Any = torch.Tensor._make_subclass(Tensor, tensor.detach())
+        tracked: Any = torch.Tensor._make_subclass(Tensor, plain_alias(tensor))
     return tracked.requires_grad_(requires_grad)
 
 
@@ -255,8 +258,7 @@ def tensor(
     """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class."""
     if isinstance(data, torch.Tensor):
         with DisableTorchFunctionSubclass():
-            data = data.detach()
-            made = data.to(dtype=dtype, device=device, copy=True)
+            made = plain_alias(data).to(dtype=dtype, device=device, copy=True)
     else:
         made = torch.tensor(data, dtype=dtype, device=device)
     with DisableTorchFunctionSubclass():

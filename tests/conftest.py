@@ -1,0 +1,46 @@
+"""Options and fixtures of all tests."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+import ops_registry
+from ops_registry.registry import TABLE, active
+from tracer.graph import current
+
+settings.register_profile(
+    "default", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=list(HealthCheck), max_examples=60
+)
+settings.load_profile("default")
+
+# Each xdist worker gets one thread: two workers with two threads each on two cores only get in each other's way.
+torch.set_num_threads(1)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--device", default="cpu", help="device on which the tests run: cpu, cuda, cuda:1")
+
+
+@pytest.fixture
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """Where the tensors of the tests live."""
+    return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture(autouse=True)
+def no_state_left_behind() -> Iterator[None]:
+    """A test that leaves global state changed fails."""
+    torch.manual_seed(0)
+    rules, graph = len(ops_registry.rules()), current.graph
+    yield
+    assert torch.is_grad_enabled(), "the test left grad mode off"
+    assert active.table is TABLE, "the test left replaced rules in force"
+    assert current.graph is graph, "the test left a Graph open"
+    assert len(ops_registry.rules()) == rules, "the test left a rule registered"
+    assert gc.isenabled(), "the test left the garbage collector off"

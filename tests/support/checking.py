@@ -1,0 +1,169 @@
+"""The common check of a rule: value, first and second derivatives, for every set of inputs that want a gradient.
+
+A test file lists ``CASES``; ``run_case`` checks one on a device. Truth is torch's own autograd on the same inputs and central
+differences in float64.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import tracer
+
+Make = Callable[[torch.device], torch.Tensor]
+
+
+def rand(*shape: int, dtype: torch.dtype = torch.float64, low: float = -2.0, high: float = 2.0, seed: int = 0) -> Make:
+    """A uniform random tensor, made when the test runs. Two calls with one shape give different values only by ``seed``."""
+
+    def make(device: torch.device) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(seed + 7919 * len(shape) + sum(shape))
+        real = torch.float64 if not dtype.is_complex else torch.complex128
+        values = torch.rand(shape, generator=generator, dtype=real)
+        if dtype.is_complex:
+            values = torch.view_as_complex(torch.view_as_real(values) * (high - low) + low)
+        else:
+            values = values * (high - low) + low
+        return values.to(dtype).to(device)
+
+    return make
+
+
+def values(data: Any, dtype: torch.dtype = torch.float64) -> Make:
+    """A tensor of these values."""
+    return lambda device: torch.tensor(data, dtype=dtype, device=device)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One call of an op: ``function(*inputs)``, every input wanting a gradient in turn and together."""
+
+    #: The rule's name as ``ops_registry.rules()`` lists it.
+    rule: str
+    function: Callable[..., Any]
+    inputs: tuple[Make, ...]
+    #: Compare second derivatives with torch's.
+    second: bool = True
+    #: Compare with central differences too; off at kinks, in low precision and for random ops.
+    differences: bool = True
+    #: torch's own gradient is the truth; off where torch is known to be wrong (central differences then decide alone).
+    torch_agrees: bool = True
+    rtol: float = 1e-9
+    atol: float = 1e-9
+    label: str = ""
+    needs: tuple[tuple[int, ...], ...] | None = field(default=None)
+
+    def __str__(self) -> str:
+        return f"{self.rule}-{self.label}" if self.label else self.rule
+
+
+def case(rule: str, function: Callable[..., Any], *inputs: Make, **options: Any) -> Case:
+    """A ``Case``, with the inputs as positional arguments."""
+    return Case(rule, function, tuple(inputs), **options)
+
+
+def as_outputs(result: Any) -> list[torch.Tensor]:
+    """The differentiable tensors of a result."""
+    items = [result] if isinstance(result, torch.Tensor) else list(result)
+    return [i for i in items if isinstance(i, torch.Tensor) and (i.is_floating_point() or i.is_complex())]
+
+
+def plain(tensor: Any) -> Any:
+    """A tracked tensor as a plain one without history."""
+    return None if tensor is None else tensor.detach().as_subclass(torch.Tensor)
+
+
+def cotangents(outputs: list[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
+    """Random cotangents, the same for the same shapes."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for out in outputs:
+        wide = torch.complex128 if out.is_complex() else torch.float64
+        made.append(torch.randn(tuple(out.shape), generator=generator, dtype=wide).to(out.dtype).to(out.device))
+    return made
+
+
+def derivatives(
+    function: Callable[..., Any], leaves: list[torch.Tensor], wanted: tuple[int, ...], second: bool
+) -> tuple[list[Any], list[Any], list[Any]]:
+    """Results, first and second derivatives with respect to the wanted leaves, all plain."""
+    torch.manual_seed(42)
+    outputs = as_outputs(function(*leaves))
+    inputs = [leaves[i] for i in wanted]
+    live = [o for o in outputs if o.requires_grad]
+    assert live, "no output requires grad"
+    seeds = cotangents(live)
+    first = torch.autograd.grad(live, inputs, seeds, create_graph=second, allow_unused=True)
+    seconds: list[Any] = [None] * len(inputs)
+    if second:
+        again = [g for g in first if g is not None and g.requires_grad]
+        if again:
+            seconds = list(torch.autograd.grad(again, inputs, cotangents(again, 2), allow_unused=True))
+    return [plain(o) for o in outputs], [plain(g) for g in first], [plain(g) for g in seconds]
+
+
+def assert_same(ours: Any, theirs: Any, like: torch.Tensor, what: str, rtol: float, atol: float) -> None:
+    """Equal values, dtype and shape; None counts as zeros."""
+    if ours is None and theirs is None:
+        return
+    ours = torch.zeros_like(like) if ours is None else ours
+    theirs = torch.zeros_like(like) if theirs is None else theirs
+    assert ours.dtype == theirs.dtype, f"{what}: dtype {ours.dtype}, torch has {theirs.dtype}"
+    assert ours.shape == theirs.shape, f"{what}: shape {tuple(ours.shape)}, torch has {tuple(theirs.shape)}"
+    torch.testing.assert_close(
+        ours.to_dense() if ours.layout != torch.strided else ours,
+        theirs.to_dense() if theirs.layout != torch.strided else theirs,
+        rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{what}: {m}",
+    )
+
+
+def run_case(c: Case, device: torch.device) -> None:
+    """Check one case: against torch for each set of wanted inputs, against central differences with all of them."""
+    data = [make(device) for make in c.inputs]
+    differentiable = [i for i, d in enumerate(data) if d.is_floating_point() or d.is_complex()]
+    subsets = c.needs or tuple(
+        s for n in range(1, len(differentiable) + 1) for s in itertools.combinations(differentiable, n)
+    )
+    for wanted in subsets:
+        ours = [tracer.track(d.clone(), i in wanted) for i, d in enumerate(data)]
+        native = [d.clone().requires_grad_(i in wanted) for i, d in enumerate(data)]
+        out, first, second = derivatives(c.function, ours, wanted, c.second)
+        if c.torch_agrees:
+            their_out, their_first, their_second = derivatives(c.function, native, wanted, c.second)
+            for a, b in zip(out, their_out, strict=True):
+                assert_same(a, b, b, "value", c.rtol, c.atol)
+            for k, i in enumerate(wanted):
+                assert_same(first[k], their_first[k], data[i], f"gradient of input {i} of {wanted}", c.rtol, c.atol)
+                assert_same(second[k], their_second[k], data[i], f"second derivative of input {i} of {wanted}", c.rtol, c.atol)
+        if c.differences and len(wanted) == len(differentiable):
+            check_differences(c.function, data, wanted, first)
+
+
+def check_differences(
+    function: Callable[..., Any], data: list[torch.Tensor], wanted: tuple[int, ...], grads: list[Any], step: float = 1e-6
+) -> None:
+    """``<gradient, v>`` equals the central difference along a random direction ``v``."""
+    generator = torch.Generator().manual_seed(3)
+    directions = []
+    for i in wanted:
+        wide = torch.complex128 if data[i].is_complex() else torch.float64
+        directions.append(torch.randn(tuple(data[i].shape), generator=generator, dtype=wide).to(data[i].device))
+
+    def loss(sign: float) -> torch.Tensor:
+        moved = list(data)
+        for i, v in zip(wanted, directions, strict=True):
+            moved[i] = data[i] + sign * step * v
+        torch.manual_seed(42)
+        outputs = as_outputs(function(*moved))
+        return sum(((o * s.conj()).real.sum() for o, s in zip(outputs, cotangents(outputs), strict=True)), torch.zeros(()))
+
+    measured = (loss(1) - loss(-1)) / (2 * step)
+    predicted = sum(
+        ((g * v.conj()).real.sum() for g, v in zip(grads, directions, strict=True) if g is not None), torch.zeros(())
+    )
+    torch.testing.assert_close(predicted, measured, rtol=1e-5, atol=1e-6, check_dtype=False, msg=lambda m: f"central difference: {m}")
