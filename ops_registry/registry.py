@@ -14,8 +14,8 @@ import torch
 
 from ops_registry.errors import DuplicateRuleError, RuleError
 from ops_registry.rule import Rule, make_formula
-from ops_registry.signatures import NUMPY_NAMES, Signature, base_name, signature_of
-from ops_registry.spellings import spellings
+from ops_registry.signatures import NUMPY_NAMES, Signature, base_name, is_custom, signature_of
+from ops_registry.spellings import canonical, spellings
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Spelling:
     """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""
 
-    __slots__ = ("choose", "func", "inplace", "order", "rule", "tails", "varargs")
+    __slots__ = ("choose", "func", "inplace", "order", "rule", "straight", "tails", "varargs")
 
     def __init__(self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool) -> None:
         self.func = func
@@ -39,6 +39,8 @@ class Spelling:
         if order == signature.names[: len(order)] and not varargs:
             defaults = tuple(signature.defaults.get(n) for n in signature.names)
             self.tails = tuple(defaults[n:] for n in range(len(defaults) + 1))
+        #: The common case, which interception takes without another question.
+        self.straight = not (inplace or rule.no_gradient or rule.body is not None or rule.forward is not None)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The call's arguments in the order of the rule's signature, defaults filled in."""
@@ -80,11 +82,13 @@ active = _Active()
 def op_name(func: Callable[..., Any]) -> str:
     """The name under which a rule for ``func`` is filed: the op's name, with the overload where one is named."""
     if isinstance(func, torch._ops.OpOverload):
-        return str(func).removeprefix("aten.").removesuffix(".default") if str(func).startswith("aten.") else str(func)
+        return str(func).removeprefix("aten.").removesuffix(".default")
+    if is_custom(func):
+        return str(func)
     name = base_name(func)
     if name.startswith("__") or (name.endswith("_") and not hasattr(torch.Tensor, name[:-1])):
         return name
-    return name.rstrip("_")
+    return canonical(name.rstrip("_"))
 
 
 def _own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[str, ...], bool] | None:
@@ -98,13 +102,13 @@ def _own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[st
             return signature.names, signature.varargs
         if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
             return signature.names, signature.varargs  # torch's wrapper that turns a TypeError into NotImplemented
-        names = tuple("input" if p.name in ("self", "tensor") else p.name for p in parameters)
+        names = tuple("input" if p.name in ("self", "tensor") else p.name for p in parameters if p.name != "out")
         fits = all(n in signature.names for n in names)
         return (names, False) if fits else None
     is_method = isinstance(func, types.MethodDescriptorType | types.WrapperDescriptorType)
     if is_method and signature.self_position:
-        names = signature.names
-        return ("input", *(n for n in names if n != "input")), False
+        first = signature.names[signature.self_position]
+        return (first, *(n for n in signature.names if n != first)), False
     return signature.names, signature.varargs and is_method
 
 
@@ -132,7 +136,7 @@ def _extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...]
         elif not set(existing.wrt) <= set(formula.wrt):
             # A joint formula that loses one of its inputs still serves the others: it is told so by ``needs``.
             others.append(copy_with(existing, wrt=tuple(n if n not in overlap else "" for n in existing.wrt)))
-    extended = copy_with(rule, formulas=(*others, formula), no_gradient=False, body=None, _variants={})
+    extended = copy_with(rule, formulas=(*others, formula), no_gradient=False, body=None, variants={})
     for parameter in formula.keeps:
         extended.expression(parameter)
     return extended
@@ -170,7 +174,7 @@ def backward(
             if rule is None:
                 rule = Rule(name, signature_of(func))
             if forward is not None:
-                rule = copy_with(rule, forward=forward, _variants={})
+                rule = copy_with(rule, forward=forward, variants={})
             if not rule.signature.names:
                 raise RuleError(f"{name} takes no arguments: there is nothing to differentiate")
             covered = rule.signature.names[0] if wrt is None else wrt
@@ -223,6 +227,7 @@ def overloaded(func: Callable[..., Any]) -> Callable[[F], F]:
                     continue
                 spelled = Spelling(function, rule, inplace, rule.signature.names, False)
                 spelled.choose = _bind_choose(choice, spelled)
+                spelled.straight = False
                 TABLE[function] = spelled
         return choice
 

@@ -79,6 +79,8 @@ class Variant:
     gather: Callable[[tuple[Any, ...], Any, dict[str, Any]], tuple[Any, ...]] | None
     #: For each kept value: the parent it is, FROM_RESULT or below, or None (a constant).
     sources: tuple[int | None, ...]
+    #: Positions of the kept values that may hold tensors or lists; the others are kept as they are.
+    holders: tuple[int, ...] = ()
 
 
 @dataclass
@@ -96,11 +98,17 @@ class Rule:
     body: Callable[..., Any] | None = None
     #: Differentiable inputs as (position in the signature, name), in the signature's order.
     inputs: tuple[tuple[int, str], ...] = ()
-    _variants: dict[int, Variant] = field(default_factory=dict, repr=False)
+    #: Variants made so far, by mask.
+    variants: dict[int, Variant] = field(default_factory=dict, repr=False)
+    #: Arguments that can be a tensor and that no formula covers: a gradient wanted there would be lost.
+    uncovered: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         covered = {name for formula in self.formulas for name in formula.wrt}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
+        self.uncovered = tuple(
+            (i, n) for i, n in enumerate(self.signature.names) if n not in covered and n not in self.signature.constant
+        )
 
     @property
     def keeps(self) -> tuple[str, ...]:
@@ -117,9 +125,9 @@ class Rule:
     def variant(self, mask: int) -> Variant:
         """The variant for the inputs whose bits are set in ``mask`` (bit k: ``inputs[k]``)."""
         try:
-            return self._variants[mask]
+            return self.variants[mask]
         except KeyError:
-            variant = self._variants[mask] = self._build(mask)
+            variant = self.variants[mask] = self._build(mask)
             return variant
 
     def _build(self, mask: int) -> Variant:
@@ -135,7 +143,11 @@ class Rule:
             needs = tuple(p is not None for p in parents)
             steps.append(Step(formula, _compile_call(formula, kept), parents, needs))
         sources = tuple(self._source(k, parent_of) for k in kept)
-        return Variant(self, tuple(steps), kept, self._compile_gather(kept) if kept else None, sources)
+        holders = tuple(i for i, k in enumerate(kept) if k not in self.signature.plain and not self._is_meta(k))
+        return Variant(self, tuple(steps), kept, self._compile_gather(kept) if kept else None, sources, holders)
+
+    def _is_meta(self, name: str) -> bool:
+        return name not in self.signature.names and self.expression(name).startswith("_meta(")
 
     def _source(self, name: str, parent_of: dict[str, int]) -> int | None:
         if name in parent_of:

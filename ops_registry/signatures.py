@@ -1,7 +1,7 @@
 """What a torch function calls its arguments, in which order, with which defaults.
 
 A rule names what it keeps by these names, so they have to be exact. torch's schemas are the source; Python-level
-functions are read with ``inspect``. ``self`` is always called ``input`` here, as in torch's documentation.
+functions are read with ``inspect``. ``self`` is called ``input`` here, as in torch's documentation, unless the op has another ``input``.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch.overrides import get_testing_overrides
 
 from ops_registry.errors import RuleError
-from ops_registry.torch_private import overload_schema, schemas
+from ops_registry.torch_private import C_NAMESPACES, overload_schema, schemas
 
 #: NumPy's names, which torch's argument parser accepts as keywords.
 NUMPY_NAMES = {"axis": "dim", "keepdims": "keepdim", "x": "input", "a": "input", "x1": "input", "x2": "other"}
@@ -36,7 +36,18 @@ class Signature:
     varargs: bool = False
     #: Position of ``self`` in the op's own order: a method takes it first (``Tensor.where``).
     self_position: int = 0
+    #: Arguments that are never a tensor or a list: there is nothing to alias or copy when one is kept.
+    plain: frozenset[str] = frozenset()
+    #: Arguments that no overload declares as a tensor: none can carry a gradient.
+    constant: frozenset[str] = frozenset()
+    #: The result may be a view of an argument, or an argument itself.
+    may_alias: bool = True
     overloads: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
+
+
+def is_custom(func: Callable[..., Any]) -> bool:
+    """Whether it is an op of somebody's own library (``torch.ops.mylib.op``), which shares its name with nothing of torch."""
+    return isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket) and not str(func).startswith("aten.")
 
 
 def base_name(func: Callable[..., Any]) -> str:
@@ -51,16 +62,35 @@ def base_name(func: Callable[..., Any]) -> str:
     return str(name)
 
 
+def _is_intercepted(func: Callable[..., Any]) -> bool:
+    if func in get_testing_overrides():
+        return True
+    if isinstance(func, types.FunctionType) and "handle_torch_function" in func.__code__.co_names:
+        return True  # a function of somebody else's that asks subclasses first, as torch's own Python functions do
+    name = base_name(func)
+    if name.startswith("__get") or getattr(func, "__name__", "") == "__get__":
+        return True
+    return any(getattr(namespace, name, None) == func for namespace in (torch.Tensor, torch, *C_NAMESPACES))
+
+
 def _from_schema(schema: Any) -> Signature:
     arguments = [a for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None and a.alias_info.is_write)]
-    names = tuple("input" if a.name == "self" else a.name for a in arguments)
+    own = [a.name for a in arguments]
+    names = tuple("input" if n == "self" and "input" not in own else n for n in own)
     defaults = {n: a.default_value for n, a in zip(names, arguments, strict=True) if a.has_default_value()}
     positional = [a for a in arguments if not a.kwarg_only]
     varargs = len(positional) == 2 and str(positional[1].type) == "List[int]" and positional[1].N is None
     outputs = tuple(r.name for r in schema.returns) if len(schema.returns) > 1 else ()
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
-    self_position = names.index("input") if "input" in names else 0
-    return Signature(names, defaults, outputs, returns_list, varargs, self_position)
+    self_position = own.index("self") if "self" in own else 0
+    plain = frozenset(n for n, a in zip(names, arguments, strict=True) if _is_plain(str(a.type)))
+    constant = frozenset(n for n, a in zip(names, arguments, strict=True) if "Tensor" not in str(a.type))
+    may_alias = any(r.alias_info is not None for r in schema.returns)
+    return Signature(names, defaults, outputs, returns_list, varargs, self_position, plain, constant, may_alias)
+
+
+def _is_plain(kind: str) -> bool:
+    return not any(part in kind for part in ("Tensor", "List", "number", "Scalar", "Any"))
 
 
 def _usable(overload: str, schema: Any) -> bool:
@@ -78,8 +108,13 @@ def _from_schemas(found: dict[str, Any]) -> Signature:
         for name in longest.names:
             if name not in signature.names:
                 defaults.setdefault(name, None)
-    return Signature(
-        longest.names, defaults, longest.outputs, longest.returns_list, longest.varargs, longest.self_position, signatures
+    return replace(
+        longest,
+        defaults=defaults,
+        plain=frozenset(n for n in longest.names if all(n in s.plain for s in signatures.values() if n in s.names)),
+        constant=frozenset(n for n in longest.names if all(n in s.constant for s in signatures.values() if n in s.names)),
+        may_alias=any(s.may_alias for s in signatures.values()),
+        overloads=signatures,
     )
 
 
@@ -101,12 +136,17 @@ def signature_of(func: Callable[..., Any]) -> Signature:
     """
     if isinstance(func, torch._ops.OpOverload):
         return _from_schema(overload_schema(func))
+    if isinstance(func, torch._ops.OpOverloadPacket):
+        return _from_schemas({o: s for o, s in schemas(func).items() if _usable(o, s)})
+    if not _is_intercepted(func):
+        raise RuleError(f"{func!r} is not a function that torch lets a tensor subclass intercept")
     if isinstance(func, types.FunctionType) and not hasattr(torch.ops.aten, base_name(func).strip("_")):
         return _from_python(func)
     name = base_name(func)
     # A slot (Tensor.__getitem__) has no schema; an in-place spelling shares that of the op it belongs to.
     for candidate in (name, name.strip("_"), name.rstrip("_")):
-        usable = {o: s for o, s in schemas(candidate).items() if _usable(o, s)}
+        packet = getattr(torch.ops.aten, candidate, None)
+        usable = {} if packet is None else {o: s for o, s in schemas(packet).items() if _usable(o, s)}
         if usable and not name.startswith("__"):
             return _from_schemas(usable)
     stand_in = get_testing_overrides().get(func)

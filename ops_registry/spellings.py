@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.signatures import base_name
+from ops_registry.signatures import base_name, is_custom
 from ops_registry.torch_private import C_NAMESPACES
 
 #: Names under which torch offers the same op again (with the same argument order).
@@ -38,9 +38,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "ge": ("greater_equal",),
     "gt": ("greater",),
     "i0": ("special_i0",),
+    "index": ("_unsafe_index",),
+    "index_put": ("_unsafe_index_put",),
     "inverse": ("linalg_inv",),
     "le": ("less_equal",),
     "lgamma": ("special_gammaln",),
+    "linalg_matrix_exp": ("matrix_exp",),
     "linalg_matrix_power": ("matrix_power",),
     "log1p": ("special_log1p",),
     "log_softmax": ("special_log_softmax",),
@@ -63,10 +66,28 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "slogdet": ("linalg_slogdet",),
     "softmax": ("special_softmax",),
     "sub": ("subtract",),
-    "swapaxes": ("swapdims",),
     "movedim": ("moveaxis",),
     "vdot": (),
     "xlogy": ("special_xlogy",),
+    "H": ("matrix_H",),
+    "T": ("numpy_T",),
+    "_reshape_alias": ("_reshape_alias_copy",),
+    "alias": ("alias_copy",),
+    "expand": ("expand_copy",),
+    "lift_fresh": ("lift_fresh_copy",),
+    "permute": ("permute_copy",),
+    "reshape": ("_reshape_copy",),
+    "split": ("split_copy",),
+    "split_with_sizes": ("split_with_sizes_copy",),
+    "squeeze": ("squeeze_copy",),
+    "t": ("t_copy",),
+    "transpose": ("transpose_copy",),
+    "unbind": ("unbind_copy",),
+    "unsqueeze": ("unsqueeze_copy",),
+    "vstack": ("row_stack",),
+    "trunc": ("fix",),
+    "igamma": ("special_gammainc",),
+    "igammac": ("special_gammaincc",),
 }
 
 #: Operator methods. Reflected ones that swap their sides (``__rsub__``) are Python functions with a body of their own.
@@ -90,6 +111,11 @@ OPERATORS: dict[str, tuple[str, ...]] = {
     "remainder": ("__mod__",),
     "rsub": ("__rsub__",),
     "sub": ("__sub__",),
+    "bitwise_and": ("__and__", "__rand__"),
+    "bitwise_or": ("__or__", "__ror__"),
+    "bitwise_xor": ("__xor__", "__rxor__"),
+    "bitwise_left_shift": ("__lshift__",),
+    "bitwise_right_shift": ("__rshift__",),
 }
 
 IN_PLACE_OPERATORS: dict[str, tuple[str, ...]] = {
@@ -99,7 +125,21 @@ IN_PLACE_OPERATORS: dict[str, tuple[str, ...]] = {
     "pow": ("__ipow__",),
     "remainder": ("__imod__",),
     "sub": ("__isub__",),
+    "floor_divide": ("__ifloordiv__",),
+    "bitwise_and": ("__iand__",),
+    "bitwise_or": ("__ior__",),
+    "bitwise_xor": ("__ixor__",),
+    "bitwise_left_shift": ("__ilshift__",),
+    "bitwise_right_shift": ("__irshift__",),
 }
+
+
+_CANONICAL = {alias: name for name, aliases in ALIASES.items() for alias in aliases}
+
+
+def canonical(name: str) -> str:
+    """The name under which an op is filed: ``mul`` for ``multiply``."""
+    return _CANONICAL.get(name, name)
 
 
 def names_of(name: str) -> tuple[str, ...]:
@@ -137,12 +177,15 @@ def spellings(func: Callable[..., Any]) -> dict[Callable[..., Any], bool]:
     """
     if isinstance(func, torch._ops.OpOverload):
         return {func: False}
+    if is_custom(func):
+        return {spelled: False for spelled in (func, *(getattr(func, o) for o in func.overloads()))}  # type: ignore[attr-defined]
     name = base_name(func)
     if name.startswith("__"):
-        return {func: False}
+        return {func: name == "__setitem__"}
     if name.endswith("_") and not hasattr(torch.Tensor, name[:-1]):
         return {func: True}  # zero_, fill_: in-place only
     name = name.rstrip("_") if name.endswith("_") else name
+    name = canonical(name)
     names = names_of(name)
     found: dict[Callable[..., Any], bool] = {}
     for spelled in _attributes(names):

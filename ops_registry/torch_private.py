@@ -25,15 +25,12 @@ C_NAMESPACES = (
 TensorBase = torch._C.TensorBase
 
 
-def schemas(name: str) -> dict[str, Any]:
-    """All schemas of ``aten::name`` whose arguments hold a tensor, by overload name; empty if there is no such op.
+def schemas(packet: Any) -> dict[str, Any]:
+    """All schemas of an op (``torch.ops.aten.mul``) whose arguments hold a tensor, by overload name.
 
     ``_schema`` is private, yet the only source that knows every argument with its default, keyword-only ones included
     (``get_testing_overrides`` omits ``alpha``, ``rounding_mode``, ``keepdim`` of several functions).
     """
-    packet = getattr(torch.ops.aten, name, None)
-    if packet is None:
-        return {}
     found = {}
     for overload in packet.overloads():
         schema = getattr(packet, overload)._schema

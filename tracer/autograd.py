@@ -44,9 +44,9 @@ def backward(
         sweep.commit()
         return
     nodes = _nodes_of_inputs(wanted)
-    found = sweep.run(roots, set(nodes))
+    found = sweep.run(roots, set(nodes), any(type(t) is not Tensor for t in wanted))
     _carry_over(sweep, wanted, nodes, found)
-    sweep.commit([(tensor, found[node]) for tensor, node in dict(zip(wanted, nodes, strict=True)).items() if node in found])
+    sweep.commit([(tensor, found.pop(node)) for tensor, node in zip(wanted, nodes, strict=True) if node in found])
 
 
 def grad(
@@ -76,7 +76,7 @@ def grad(
     roots = _roots(outs, _root_gradients(outs, grad_outputs))
     nodes = _nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
-    found = sweep.run(roots, set(nodes))
+    found = sweep.run(roots, set(nodes), any(type(t) is not Tensor for t in wanted))
     _carry_over(sweep, wanted, nodes, found)
     results = [found.get(node) for node in nodes]
     for i, (result, tensor) in enumerate(zip(results, wanted, strict=True)):
@@ -103,7 +103,9 @@ def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:
 
 def _root_gradients(outputs: tuple[torch.Tensor, ...], given: Any) -> list[torch.Tensor]:
     """The cotangents that the sweep starts with: those given, or 1 for a scalar."""
-    gradients: Sequence[Any] = (given,) if isinstance(given, torch.Tensor) else (None,) * len(outputs) if given is None else tuple(given)
+    if given is None:
+        given = (None,) * len(outputs)
+    gradients = tuple(given) if isinstance(given, tuple | list) else (given,)
     if len(gradients) != len(outputs):
         raise GradientArgumentError(f"got {len(outputs)} tensors and {len(gradients)} gradients for them")
     with DisableTorchFunctionSubclass():

@@ -6,6 +6,7 @@ kept. Leaves are filled when the sweep has come through, so that a failed one le
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Iterable
 from typing import Any
@@ -21,8 +22,8 @@ from tracer.graph import backward_order
 from tracer.keeping import reattach, unpack
 from tracer.naming import describe_node
 from tracer.native import hand_over
-from tracer.node import Bridge, Leaf, Node, Output, flat
-from tracer.tensor import Tensor
+from tracer.node import Bridge, Extras, Leaf, Node, Output, flat
+from tracer.tensor import Tensor, plain_alias
 
 _accumulating = threading.Lock()
 
@@ -37,19 +38,23 @@ class Sweep:
         self.grads: dict[Node, Any] = {}
         #: Nodes whose gradient is a buffer of the sweep's own, so that more can be added in place.
         self.owned: set[Node] = set()
-        self.leaves: list[tuple[Leaf, torch.Tensor]] = []
+        #: Gradients for leaves, each in a list of one: emptied when ``.grad`` takes it, so that nobody else refers to it.
+        self.leaves: list[tuple[Leaf, list[torch.Tensor]]] = []
         self.retained: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
-    def run(self, roots: Iterable[tuple[Node, torch.Tensor]], targets: set[Node] | None = None) -> dict[Node, torch.Tensor]:
+    def run(
+        self, roots: Iterable[tuple[Node, torch.Tensor]], targets: set[Node] | None = None, through_bridges: bool = False
+    ) -> dict[Node, torch.Tensor]:
         """Carry the gradients of ``roots`` back, and return those that reached ``targets``.
 
-        ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited.
+        ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited, or,
+        with ``through_bridges``, to a place where the history goes on in torch's autograd.
         """
         for node, grad in roots:
             self.add(node, grad)
         order = backward_order(list(self.grads))
-        leading = None if targets is None else _leading_to(targets, order)
+        leading = None if targets is None else _leading_to(targets, order, through_bridges)
         found: dict[Node, torch.Tensor] = {}
         mode = torch.is_grad_enabled()
         set_grad_enabled(self.create_graph)
@@ -62,22 +67,18 @@ class Sweep:
     def _visit(
         self, order: list[Node], targets: set[Node] | None, leading: set[Node] | None, found: dict[Node, torch.Tensor]
     ) -> None:
-        grads = self.grads
+        take = self.grads.pop
         for node in order:
-            grad = grads.pop(node, None)
+            grad = take(node, None)
             if grad is None or (leading is not None and node not in leading):
                 continue
-            if node.hooks:
-                grad = _run_hooks(node, grad)
-            if node.retain is not None:
-                tensor = node.retain()
-                if tensor is not None:
-                    self.retained.append((tensor, grad))
+            if node.extras is not None:
+                grad = self._run_hooks(node, node.extras, grad)
             if targets is not None and node in targets:
                 found[node] = grad
             kind = type(node)
             if kind is Node:
-                if targets is None or leading is None or any(p in leading for p in flat(node.parents)):
+                if leading is None or any(p in leading for p in flat(node.parents)):
                     self._through(node, grad, leading)
             elif kind is Output:
                 self._gather_output(node, grad)
@@ -85,21 +86,27 @@ class Sweep:
                 if targets is None:
                     self._reach_leaf(node, grad)
             elif kind is Bridge:
+                if self.create_graph:
+                    raise UnsupportedError(
+                        f"create_graph=True reached a tensor of shape {tuple(node.shape or ())} with a history in torch's own autograd, where the "
+                        f"backward pass cannot be recorded. Track its leaves before they are used (tracer.track, nn.track)."
+                    )
                 self.bridged.append((node.native, grad))
+            grad = None  # let the buffer go before the next rule allocates its own
 
     def _through(self, node: Node, grad: Any, leading: set[Node] | None) -> None:
         """Run the rule of one call and pass its results on to the call's inputs."""
-        variant = node.variant
-        if not variant.steps:
+        steps = node.variant.steps
+        if not steps:
             raise _missing(node)
-        kept = unpack(node)
+        kept = unpack(node) if node.versions or not node.kept else node.kept
         if self.create_graph:
             kept = reattach(node, kept)
         if node.versions and not self.keep_graph:
             node.kept = None
         parents = node.parents
-        passed: list[Any] | None = [None] * len(parents) if node.post_hooks else None
-        for step in variant.steps:
+        passed: list[Any] | None = [None] * len(parents) if node.extras is not None and node.extras.post_hooks else None
+        for step in steps:
             needs = step.needs
             if leading is not None:
                 needs = tuple([p is not None and any(n in leading for n in flat((parents[p],))) for p in step.parents])
@@ -111,35 +118,61 @@ class Sweep:
                 _say_where(error, node)
                 raise
             if not step.formula.joint:
-                results = (results,)
-            elif results is None:
+                if results is not None:
+                    self._pass_on(node, step, step.parents[0], results, passed)
                 continue
-            elif len(results) != len(step.parents):
+            if results is None:
+                continue
+            if len(results) != len(step.parents):
                 raise RuleResultError(
                     f"{_rule_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
                     f"({', '.join(step.formula.wrt)}). Return one for each, None where nothing flows."
                 )
             for result, position in zip(results, step.parents, strict=True):
-                if result is None or position is None:
-                    continue
-                parent = parents[position]
-                if type(parent) is tuple:
-                    self._add_list(node, step, parent, result)
-                    continue
-                if type(result) is not torch.Tensor or self.create_graph:
-                    _check_tensor(node, step, result)
-                    with DisableTorchFunctionSubclass():
-                        fits = result.shape == parent.shape and result.dtype == parent.dtype
-                else:
-                    fits = result.shape == parent.shape and result.dtype == parent.dtype
-                if not fits and parent.shape is not None:
-                    result = project(result, parent.shape, parent.dtype, lambda step=step: _rule_of(node, step))
-                if passed is not None:
-                    passed[position] = result
-                self.add(parent, result)
-        if passed is not None and node.post_hooks:
-            for hook in list(node.post_hooks.values()):
+                if result is not None and position is not None:
+                    self._pass_on(node, step, position, result, passed)
+        if passed is not None and node.extras is not None:
+            for hook in list(node.extras.post_hooks.values()):
                 hook(tuple(passed), grad if isinstance(grad, tuple) else (grad,))
+
+    def _pass_on(self, node: Node, step: Step, position: int | None, result: Any, passed: list[Any] | None) -> None:
+        """Project what a rule returned onto the input at ``position`` and add it to what has arrived there."""
+        assert position is not None
+        parent = node.parents[position]
+        if type(result) is torch.Tensor and type(parent) is not tuple:
+            # Plain on both sides: no interception to avoid, and mostly nothing to project.
+            if result.shape != parent.shape or result.dtype is not parent.dtype:
+                result = _project(node, step, parent, result)
+        elif type(parent) is tuple:
+            self._add_list(node, step, parent, result)
+            return
+        else:
+            _check_tensor(node, step, result)
+            result = _project(node, step, parent, result)
+        if passed is not None:
+            passed[position] = result
+        grads = self.grads
+        if parent in grads:
+            self.add(parent, result)
+        else:
+            grads[parent] = result
+
+    def _run_hooks(self, node: Node, extras: Extras, grad: Any) -> Any:
+        """The gradient after the hooks on it; noted for the tensor that retains it."""
+        for hook in list(extras.hooks.values()):
+            new = hook(grad)
+            if new is None:
+                continue
+            if not isinstance(new, torch.Tensor) or new.shape != grad.shape:
+                given = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
+                raise RuleResultError(
+                    f"a hook on {describe_node(node)} returned {given} in place of a gradient of shape {tuple(grad.shape)}"
+                )
+            grad = new
+        tensor = None if extras.retain is None else extras.retain()
+        if tensor is not None:
+            self.retained.append((tensor, grad))
+        return grad
 
     def _add_list(self, node: Node, step: Step, parents: tuple[Any, ...], results: Any) -> None:
         """The gradients of a list of tensors."""
@@ -151,7 +184,7 @@ class Sweep:
         for parent, result in zip(parents, results, strict=True):
             if parent is not None and result is not None:
                 _check_tensor(node, step, result)
-                self.add(parent, project(result, parent.shape, parent.dtype, lambda: _rule_of(node, step)))
+                self.add(parent, _project(node, step, parent, result))
 
     def add(self, node: Node, grad: torch.Tensor) -> None:
         """Add ``grad`` to what has arrived at ``node``."""
@@ -183,32 +216,31 @@ class Sweep:
                 new = hook(grad)
                 grad = grad if new is None else new
         native_hooks = getattr(tensor, "_post_accumulate_grad_hooks", None) if type(tensor) is not Tensor else None
-        if leaf.post_hooks or native_hooks:
+        post_hooks = [*(leaf.extras.post_hooks.values() if leaf.extras else ()), *(native_hooks or {}).values()]
+        if post_hooks:
             # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
-            self._accumulate(tensor, grad)
-            for hook in [*(leaf.post_hooks or {}).values(), *(native_hooks or {}).values()]:
+            self._accumulate(tensor, [grad])
+            for hook in post_hooks:
                 hook(tensor)
         else:
-            self.leaves.append((leaf, grad))
+            self.leaves.append((leaf, [grad]))
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``; hand over to torch what arrived there."""
-        leaves, self.leaves = self.leaves, []
-        leaves.reverse()
-        while leaves:
-            leaf, grad = leaves.pop()
+        for leaf, buffer in self.leaves:
             tensor = leaf.variable
             if tensor is not None:
-                self._accumulate(tensor, grad)
-            del grad
-        for tensor, grad in (*self.retained, *inputs):
-            self._accumulate(tensor, grad)
+                self._accumulate(tensor, buffer)
+        retaining = {id(tensor) for tensor, _ in self.retained}
+        for tensor, grad in (*self.retained, *((t, g) for t, g in inputs if id(t) not in retaining)):
+            self._accumulate(tensor, [grad])
         if self.bridged:
             hand_over(self.bridged, None)
 
-    def _accumulate(self, tensor: torch.Tensor, grad: torch.Tensor) -> None:
+    def _accumulate(self, tensor: torch.Tensor, buffer: list[torch.Tensor]) -> None:
+        """Add the gradient in ``buffer``, a list of one that is emptied, to ``tensor.grad``."""
         if self.create_graph:
-            before = tensor.grad
+            before, grad = tensor.grad, buffer.pop()
             # A copy that is recorded: the buffer may be somebody else's, and stays part of the history.
             tensor.grad = grad.clone() if before is None else before + grad
             return
@@ -216,48 +248,50 @@ class Sweep:
             slot: Any = torch.Tensor.grad  # type: ignore[misc]
             before = slot.__get__(tensor)
             if before is None:
-                slot.__set__(tensor, _own(grad, tensor))
-            elif before.requires_grad or type(before) is Tensor:
-                slot.__set__(tensor, before + grad)
+                slot.__set__(tensor, _own(buffer, tensor))
+            elif before.requires_grad or before.layout is not buffer[0].layout:
+                slot.__set__(tensor, before + buffer.pop())
             else:
-                before.add_(grad)
+                before.add_(buffer.pop())
 
 
-def _own(grad: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
-    """``grad`` as a buffer that belongs to nobody else, laid out as torch lays out ``.grad``: like the tensor where that is dense."""
+def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """The gradient in ``buffer`` as memory that belongs to nobody else, laid out as torch lays out ``.grad``: like a dense tensor itself.
+
+    Taken as it is when neither the object nor its storage is known to anyone; otherwise copied. The list is emptied so that
+    the reference count tells.
+    """
+    grad = buffer.pop()
+    alone = sys.getrefcount(grad) <= 2 and type(grad) is torch.Tensor
     if grad.layout is not torch.strided:
-        return grad.clone()
-    like_tensor = grad.stride() == tensor.stride()
-    if storage_use_count(grad) == 1 and (like_tensor or (grad.is_contiguous() and not _dense(tensor))):
+        return grad if alone else grad.clone()
+    dense = _dense(tensor)
+    if alone and storage_use_count(grad) == 1 and (grad.stride() == tensor.stride() if dense else grad.is_contiguous()):
         return grad
-    return torch.empty_like(tensor, requires_grad=False).copy_(grad) if _dense(tensor) else grad.clone(memory_format=torch.contiguous_format)
+    if dense:
+        return torch.empty_like(tensor, requires_grad=False).as_subclass(torch.Tensor).copy_(grad)
+    return plain_alias(grad.clone(memory_format=torch.contiguous_format))
 
 
 def _dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() or tensor.numel() == tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.is_contiguous() or tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
 
 
-def _leading_to(targets: set[Node], order: list[Node]) -> set[Node]:
-    """The targets, and the nodes of ``order`` from which a way leads to one."""
+def _leading_to(targets: set[Node], order: list[Node], through_bridges: bool) -> set[Node]:
+    """The targets, and the nodes of ``order`` from which a way leads to one (or to a bridge, where that counts)."""
     leading = set(targets)
     for node in reversed(order):
-        if node not in leading and any(p in leading for p in flat(node.parents)):
+        if node in leading:
+            continue
+        if (through_bridges and type(node) is Bridge) or any(p in leading for p in flat(node.parents)):
             leading.add(node)
     return leading
 
 
-def _run_hooks(node: Node, grad: Any) -> Any:
-    for hook in list((node.hooks or {}).values()):
-        new = hook(grad)
-        if new is None:
-            continue
-        if not isinstance(new, torch.Tensor) or new.shape != grad.shape:
-            given = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
-            raise RuleResultError(
-                f"a hook on {describe_node(node)} returned {given} in place of a gradient of shape {tuple(grad.shape)}"
-            )
-        grad = new
-    return grad
+def _project(node: Node, step: Step, parent: Node, result: torch.Tensor) -> torch.Tensor:
+    if parent.shape is None or parent.dtype is None:  # a call without a rule: the sweep ends there with an error
+        return result
+    return project(result, parent.shape, parent.dtype, lambda: _rule_of(node, step))
 
 
 def _check_tensor(node: Node, step: Step, result: Any) -> None:

@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 
+from ops_registry.registry import op_name
 from ops_registry.rule import Formula, Rule, Step, Variant
 from ops_registry.signatures import Signature
 from tracer.errors import UnsupportedError
-from tracer.graph import current
+from tracer.graph import enter
 from tracer.node import Node
 from tracer.parents import any_node
 from tracer.tensor import Tensor, plain_alias
@@ -79,17 +80,16 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         asked = [(items[i], grads[i]) for i in carrying if grads[i] is not None]
         return torch.autograd.grad([t for t, _ in asked], leaves, [g for _, g in asked], retain_graph=True, allow_unused=True)
 
-    name = f"torch:{getattr(func, '__name__', func)}"
+    name = f"torch:{op_name(func)}"
     inputs = tuple(f"input{i}" for i in range(len(parents)))
     formula = Formula(ask_torch, inputs, True, ("grad",))
     positions = tuple(range(len(parents)))
     rule = Rule(name, Signature(inputs, {}, returns_list=not single), (formula,))
-    variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents)),), (), None, (None,))
+    variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents)),), (), None, ())
     first = items[carrying[0]]
-    node = Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None)
-    current.graph.add(node)
+    node = enter(Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None))
     if not single:
-        node.outputs = [None] * len(items)
+        node.extra().outputs = [None] * len(items)
     marked = []
     for i, item in enumerate(items):
         plain = plain_alias(item) if isinstance(item, torch.Tensor) else item

@@ -13,6 +13,7 @@ import rustworkx as rx
 import torch
 
 from tracer.errors import NoHistoryError
+from tracer.naming import user_line
 from tracer.node import Leaf, Node, flat, tensors_in
 
 
@@ -49,6 +50,8 @@ class Graph:
         #: Note the user's source line of every call: errors and the digraph then name it. Costs about a microsecond a call.
         self.record_lines = record_lines
         self._nodes: list[weakref.ref[Node]] = []
+        #: ``note(weakref.ref(node))`` enters a node that was just recorded.
+        self.note = self._nodes.append
         self._limit = 4096
         self._outer: list[Graph] = []
 
@@ -60,17 +63,14 @@ class Graph:
     def __exit__(self, *exc: object) -> None:
         current.graph = self._outer.pop()
 
-    def add(self, node: Node) -> None:
-        """Note a node that was just recorded."""
-        nodes = self._nodes
-        nodes.append(weakref.ref(node))
-        if len(nodes) > self._limit:
-            self._forget_dead()
+    def forget_dead(self) -> None:
+        """Drop the references to nodes that are gone, if there may be many. Recording calls it once every 4,096 nodes.
 
-    def _forget_dead(self) -> None:
-        # The limit doubles with what is alive, so that each node is looked at a constant number of times on average.
-        self._nodes = [reference for reference in self._nodes if reference() is not None]
-        self._limit = max(4096, 2 * len(self._nodes))
+        The limit doubles with what is alive, so that each node is looked at a constant number of times on average.
+        """
+        if len(self._nodes) > self._limit:
+            self._nodes[:] = [reference for reference in self._nodes if reference() is not None]
+            self._limit = max(4096, 2 * len(self._nodes))
 
     def nodes(self) -> list[Node]:
         """The live nodes recorded here, in the order in which they were recorded, leaves and results not counted."""
@@ -156,6 +156,17 @@ class _Current(threading.local):
 
 
 current = _Current()
+
+
+def enter(node: Node) -> Node:
+    """Note a new node in the graph in force, with the user's line if the graph wants lines."""
+    graph = current.graph
+    graph.note(weakref.ref(node))
+    if graph.record_lines:
+        node.extra().line = user_line()
+    if not node.serial & 4095:
+        graph.forget_dead()
+    return node
 
 
 def _cut(node: Node) -> None:

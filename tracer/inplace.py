@@ -11,9 +11,8 @@ import torch
 from ops_registry.registry import Spelling
 from ops_registry.torch_private import set_grad_enabled
 from tracer.errors import InPlaceError, UnsupportedError
-from tracer.graph import current
+from tracer.graph import enter
 from tracer.keeping import keep
-from tracer.naming import user_line
 from tracer.node import Leaf, Node
 from tracer.parents import find_parents
 from tracer.tensor import Tensor, plain_alias
@@ -66,12 +65,8 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
             func(*args, **kwargs)
     finally:
         set_grad_enabled(True)
-    node = Node(variant, parents, target.shape, target.dtype)
-    if variant.gather is not None:
-        node.kept, node.versions = keep(variant.gather((before, *bound[1:]), target, extra))
-    current.graph.add(node)
-    if current.graph.record_lines:
-        node.line = user_line()
+    kept, versions = keep(variant, (before, *bound[1:]), target, extra)
+    node = enter(Node(variant, parents, target.shape, target.dtype, kept, versions))
     rebase(target, node)
     return None if func is torch.Tensor.__setitem__ else target
 
@@ -109,8 +104,9 @@ def rebase(target: torch.Tensor, node: Node) -> None:
     old = getattr(target, "_node", None)
     if type(target) is not Tensor:
         target.__class__ = Tensor
-    if old is not None and old.retain is not None:  # retain_grad follows the tensor, hooks stay with the value they saw
-        node.retain, old.retain = old.retain, None
+    if old is not None and old.extras is not None and old.extras.retain is not None:
+        # retain_grad follows the tensor; hooks stay with the value that they saw.
+        node.extra().retain, old.extras.retain = old.extras.retain, None
     target._node = node  # type: ignore[attr-defined]
 
 

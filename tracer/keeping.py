@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.rule import FROM_RESULT
+from ops_registry.rule import FROM_RESULT, Variant
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
@@ -16,15 +16,27 @@ from tracer.tensor import Tensor, plain_alias
 _PLAIN = torch.Tensor
 
 
-def keep(values: tuple[Any, ...]) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """Plain aliases of the tensors among ``values``, and the version of each.
+def keep(
+    variant: Variant, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+) -> tuple[tuple[Any, ...], tuple[int, ...]]:
+    """What the formulas of ``variant`` name, tensors as plain aliases, and the version of each tensor.
 
     An alias shares storage and version counter with the tensor but not its history, so no cycle arises and nothing that the user
     does to the tensor's own attributes afterwards matters.
     """
+    if variant.gather is None:
+        return (), ()
+    values = variant.gather(bound, result, extra)
+    holders = variant.holders
+    if not holders:
+        return values, ()
     versions: list[int] = []
-    kept = tuple([_keep_one(v, versions) for v in values])
-    return kept, tuple(versions)
+    if len(values) == 1:
+        return (_keep_one(values[0], versions),), tuple(versions)
+    kept = list(values)
+    for i in holders:
+        kept[i] = _keep_one(values[i], versions)
+    return tuple(kept), tuple(versions)
 
 
 def _keep_one(value: Any, versions: list[int]) -> Any:

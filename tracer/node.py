@@ -24,42 +24,62 @@ next_serial = itertools.count().__next__
 Hook = Callable[[torch.Tensor], torch.Tensor | None]
 
 
+class Extras:
+    """What few nodes have: hooks, a tensor that retains its gradient, several results, the user's line."""
+
+    __slots__ = ("hooks", "line", "outputs", "post_hooks", "retain")
+
+    def __init__(self) -> None:
+        self.hooks: OrderedDict[int, Hook] = OrderedDict()
+        self.post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        #: The tensor whose ``.grad`` backward is to fill though it is not a leaf.
+        self.retain: weakref.ref[torch.Tensor] | None = None
+        #: The Output nodes of a call with several differentiable results.
+        self.outputs: list[weakref.ref[Output] | None] | None = None
+        self.line: str | None = None
+
+
 class Node:
     """One recorded call, with what backward needs of it. What ``Tensor.grad_fn`` returns."""
 
-    __slots__ = (
-        "__weakref__",
-        "dtype",
-        "hooks",
-        "kept",
-        "line",
-        "outputs",
-        "parents",
-        "post_hooks",
-        "retain",
-        "serial",
-        "shape",
-        "variant",
-        "versions",
-    )
+    __slots__ = ("__weakref__", "dtype", "extras", "kept", "parents", "serial", "shape", "variant", "versions")
 
-    def __init__(self, variant: Variant, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        variant: Variant,
+        parents: tuple[Any, ...],
+        shape: torch.Size | None,
+        dtype: torch.dtype | None,
+        kept: tuple[Any, ...] = (),
+        versions: tuple[int, ...] = (),
+    ) -> None:
         self.variant = variant
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
         self.parents = parents
         self.shape = shape
         self.dtype = dtype
         #: Values kept for the rule; None once backward has released them.
-        self.kept: tuple[Any, ...] | None = ()
+        self.kept: tuple[Any, ...] | None = kept
         #: torch's version counter of each kept tensor at the time, in the order in which ``tensors_in(kept)`` gives them.
-        self.versions: tuple[int, ...] = ()
-        self.hooks: OrderedDict[int, Hook] | None = None
-        self.post_hooks: OrderedDict[int, Callable[..., Any]] | None = None
-        self.retain: weakref.ref[torch.Tensor] | None = None
-        #: Weak references to the Output nodes of a call with several differentiable results.
-        self.outputs: list[weakref.ref[Output] | None] | None = None
-        self.line: str | None = None
+        self.versions = versions
+        self.extras: Extras | None = None
         self.serial = next_serial()
+
+    def extra(self) -> Extras:
+        """The rarely used attributes, made when first asked for."""
+        if self.extras is None:
+            self.extras = Extras()
+        return self.extras
+
+    @property
+    def line(self) -> str | None:
+        """``file:line`` of the user's call, where lines are recorded."""
+        return None if self.extras is None else self.extras.line
+
+    @property
+    def outputs(self) -> list[weakref.ref[Output] | None] | None:
+        """The Output nodes of a call with several differentiable results; None for a call with one."""
+        return None if self.extras is None else self.extras.outputs
 
     @property
     def op(self) -> str:
@@ -77,10 +97,9 @@ class Node:
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """``hook(grad_inputs, grad_outputs)`` is called when the gradients of this call's inputs are there."""
-        if self.post_hooks is None:
-            self.post_hooks = OrderedDict()
-        handle = RemovableHandle(self.post_hooks)
-        self.post_hooks[handle.id] = hook
+        hooks = self.extra().post_hooks
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
         return handle
 
     def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
@@ -94,21 +113,21 @@ class Node:
 
     def add_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook`` with the gradient of this node's result, once it is complete."""
-        if self.hooks is None:
-            self.hooks = OrderedDict()
-        handle = RemovableHandle(self.hooks)
-        self.hooks[handle.id] = hook
+        hooks = self.extra().hooks
+        handle = RemovableHandle(hooks)
+        hooks[handle.id] = hook
         return handle
 
     def output(self, index: int, shape: torch.Size | None = None, dtype: torch.dtype | None = None) -> Output:
         """The node of result ``index`` of this call, made anew when nobody holds it any more."""
-        assert self.outputs is not None
-        reference = self.outputs[index]
+        outputs = self.outputs
+        assert outputs is not None
+        reference = outputs[index]
         node = None if reference is None else reference()
         if node is None:
             assert shape is not None and dtype is not None
             node = Output(self, index, shape, dtype)
-            self.outputs[index] = weakref.ref(node)
+            outputs[index] = weakref.ref(node)
         return node
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.errors import UnsupportedCallError
 from ops_registry.rule import Rule
 from tracer.node import Bridge, Leaf, Node
 from tracer.tensor import Tensor
@@ -40,7 +41,20 @@ def find_parents(rule: Rule, bound: tuple[Any, ...]) -> tuple[int, tuple[Any, ..
             mask |= bit
             has_native = True
         bit <<= 1
+    if rule.uncovered:
+        check_uncovered(rule, bound)
     return mask, tuple(parents), has_native
+
+
+def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
+    """Raise ``UnsupportedCallError`` where a gradient is wanted in an argument for which the rule has no formula: it would be lost."""
+    for position, name in rule.uncovered:
+        value = bound[position]
+        if isinstance(value, _PLAIN | tuple | list) and nodes_in(value):
+            raise UnsupportedCallError(
+                f"{rule.name}: its rule gives no gradient for '{name}', which requires grad here and would lose it. Detach it, or cover it "
+                f"with a formula: @ops_registry.backward(..., wrt='{name}')."
+            )
 
 
 def node_of(tensor: torch.Tensor) -> Node:

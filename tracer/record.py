@@ -6,15 +6,16 @@ This is the hot path: it reads no property on a tracked tensor outside the guard
 
 from __future__ import annotations
 
+import functools
 import threading
 import types as python_types
 from collections.abc import Callable
 from typing import Any
+from weakref import ref
 
 import torch
 
 from ops_registry import registry
-from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import Spelling, active
 from ops_registry.rule import Rule, Variant
 from ops_registry.signatures import Signature
@@ -22,11 +23,11 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer import inplace
 from tracer.errors import OutArgumentError
 from tracer.fallback import fallback_active, record_with_torch
-from tracer.graph import current
+from tracer.graph import Graph, current, enter
 from tracer.keeping import keep
 from tracer.naming import describe, qualified, user_line
 from tracer.node import Node
-from tracer.parents import find_parents, nodes_in
+from tracer.parents import check_uncovered, find_parents, nodes_in
 from tracer.redispatch import redispatch
 from tracer.tensor import HANDLERS, Tensor
 
@@ -43,12 +44,15 @@ def intercept(
     cls: type, func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
 ) -> Any:
     """``__torch_function__`` of the tracked tensor."""
-    if len(types) > 1 and not all(issubclass(t, Tensor) for t in types):
+    if len(types) > 1 and any(map(_is_foreign, types)):
         return NotImplemented
     try:
         spelling = active.table[func]
     except KeyError:
         return _without_rule(func, types, args, kwargs or _NO_KWARGS)
+    if spelling.straight and not kwargs and (tails := spelling.tails) is not None and len(args) < len(tails):
+        with DisableTorchFunctionSubclass():
+            return _straight(spelling.rule, func, args, args + tails[len(args)])
     if spelling.choose is not None:
         spelling = spelling.choose(args, kwargs or _NO_KWARGS)
     rule = spelling.rule
@@ -59,11 +63,7 @@ def intercept(
             return func(*args, **kwargs) if kwargs else func(*args)
         if spelling.inplace:
             return inplace.record(spelling, func, args, kwargs or _NO_KWARGS)
-        if kwargs or spelling.tails is None or len(args) >= len(spelling.tails):
-            kwargs = kwargs or _NO_KWARGS
-            bound = spelling.bind(args, kwargs)
-        else:
-            bound = args + spelling.tails[len(args)]
+        bound = spelling.bind(args, kwargs or _NO_KWARGS)
         mask, parents, has_native = (0, (), False) if not torch.is_grad_enabled() else find_parents(rule, bound)
         if not mask:
             return mark_untracked(func(*args, **kwargs) if kwargs else func(*args), args, kwargs)
@@ -72,44 +72,108 @@ def intercept(
                 f"{rule.name}() was called with out= and an argument that requires grad: what is written there would have no history. "
                 f"Use the result, or call it under torch.no_grad()."
             )
-        extra = _NO_KWARGS
         if has_native:
-            set_grad_enabled(False)
-        try:
-            if rule.forward is not None:
-                result, extra = rule.forward(*bound)
-            else:
-                result = func(*args, **kwargs) if kwargs else func(*args)
-        finally:
-            if has_native:
-                set_grad_enabled(True)
+            return _with_native(rule, mask, parents, func, args, bound, kwargs)
+        result, extra = _run(rule, func, args, bound, kwargs)
         return attach(rule, mask, parents, bound, result, extra)
+
+
+@functools.cache
+def _is_foreign(kind: type) -> bool:
+    """Whether a class intercepts calls in a way of its own, so that the call is for it to answer."""
+    theirs = getattr(kind, "__torch_function__", None)
+    return not issubclass(kind, Tensor) and getattr(theirs, "__func__", theirs) not in _HARMLESS
+
+
+_HARMLESS = (torch.Tensor.__torch_function__.__func__, torch.nn.Parameter.__torch_function__)  # type: ignore[attr-defined]
+
+
+def _run(
+    rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound: tuple[Any, ...], kwargs: dict[str, Any] | None
+) -> tuple[Any, dict[str, Any]]:
+    """The forward: the rule's own where it wants by-products, else the torch function as it was called."""
+    if rule.forward is not None:
+        return rule.forward(*bound)
+    return (func(*args, **kwargs) if kwargs else func(*args)), _NO_KWARGS
+
+
+def _with_native(
+    rule: Rule,
+    mask: int,
+    parents: tuple[Any, ...],
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    bound: tuple[Any, ...],
+    kwargs: dict[str, Any] | None = None,
+) -> Any:
+    """A call with tensors of torch's own autograd among its inputs: torch must not record it a second time."""
+    set_grad_enabled(False)
+    try:
+        result, extra = _run(rule, func, args, bound, kwargs)
+    finally:
+        set_grad_enabled(True)
+    return attach(rule, mask, parents, bound, result, extra)
+
+
+def _straight(rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound: tuple[Any, ...]) -> Any:
+    """A call by position of an op whose rule wants nothing special. All of ``intercept`` and ``attach`` in one stretch, for speed."""
+    mask = 0
+    parents: tuple[Any, ...] = ()
+    if torch.is_grad_enabled():
+        bit = 1
+        for position, _ in rule.inputs:
+            value = bound[position]
+            if type(value) is Tensor:
+                node = value._node
+                if node is not None:
+                    parents += (node,)
+                    mask |= bit
+            elif type(value) not in _NUMBERS:
+                mask, parents, has_native = find_parents(rule, bound)
+                if has_native:
+                    return _with_native(rule, mask, parents, func, args, bound)
+                break
+            bit <<= 1
+        else:
+            if rule.uncovered:
+                check_uncovered(rule, bound)
+    result = func(*args)
+    if not mask:
+        return mark_untracked(result, args, None)
+    return attach(rule, mask, parents, bound, result, _NO_KWARGS)
+
+
+_NUMBERS = frozenset({float, int, bool, complex, type(None)})
 
 
 def attach(
     rule: Rule, mask: int, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
 ) -> Any:
     """Leave a node for the call and mark its results as tracked."""
-    variant = rule.variant(mask)
+    variant = rule.variants.get(mask) or rule.variant(mask)
     if type(result) is not _PLAIN:
         return _attach_structure(variant, parents, bound, result, extra)
     dtype = result.dtype
     if dtype not in DIFFERENTIABLE:
         return result
-    if result.requires_grad:
-        refuse_native(rule.name)
-    node = Node(variant, parents, result.shape, dtype)
-    if variant.gather is not None:
-        node.kept, node.versions = keep(variant.gather(bound, result, extra))
+    kept, versions = keep(variant, bound, result, extra)
+    node = Node(variant, parents, result.shape, dtype, kept, versions)
     graph = current.graph
-    graph.add(node)
-    if graph.record_lines:
-        node.line = user_line()
-    if result._base is not None:
+    graph.note(ref(node))
+    if graph.record_lines or not node.serial & 4095:
+        _tend(graph, node)
+    if rule.signature.may_alias and result._base is not None:
         inplace.note_view(result)
     result.__class__ = Tensor
     result._node = node
     return result
+
+
+def _tend(graph: Graph, node: Node) -> None:
+    """What is done for few nodes or in few graphs only."""
+    if graph.record_lines:
+        node.extra().line = user_line()
+    graph.forget_dead()
 
 
 def _attach_structure(
@@ -124,19 +188,12 @@ def _attach_structure(
     ]
     if not positions:
         return result
-    for i in positions:
-        if result[i].requires_grad:
-            refuse_native(variant.rule.name)
     single = len(positions) == 1 and not variant.rule.signature.returns_list
     first = result[positions[0]]
-    node = Node(variant, parents, first.shape if single else None, first.dtype if single else None)
-    if variant.gather is not None:
-        node.kept, node.versions = keep(variant.gather(bound, result, extra))
-    current.graph.add(node)
-    if current.graph.record_lines:
-        node.line = user_line()
+    kept, versions = keep(variant, bound, result, extra)
+    node = enter(Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, versions))
     if not single:
-        node.outputs = [None] * len(result)
+        node.extra().outputs = [None] * len(result)
     for i in positions:
         item = result[i]
         if item._base is not None:
@@ -150,8 +207,6 @@ def mark_untracked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | 
     """Mark fresh results of a call that leaves no node: they are tracked tensors that do not require grad."""
     if type(result) is _PLAIN:
         if result.dtype in DIFFERENTIABLE and not _came_in(result, args, kwargs):
-            if result.requires_grad:
-                refuse_native("the function")
             if result._base is not None:
                 inplace.note_view(result)
             result.__class__ = Tensor
@@ -166,14 +221,6 @@ def _came_in(result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
         if value is result or (isinstance(value, tuple | list) and any(v is result for v in value)):
             return True
     return False
-
-
-def refuse_native(name: str) -> None:
-    """A plain tensor that requires grad stands where the rule expects a constant: its gradient would be lost."""
-    raise UnsupportedCallError(
-        f"{name}: a torch tensor that requires grad came in as an argument for which the rule gives no gradient, and would lose it. "
-        f"Detach that argument, or cover it with a rule: ops_registry.backward(..., wrt=<its name>)."
-    )
 
 
 #: Functions that hand back an object which somebody else holds; never to be marked, and no part of any history.
@@ -227,9 +274,7 @@ def _missing(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...],
     name = registry.op_name(func) if hasattr(func, "__name__") else str(func)
     node = Node(Variant(Rule(name, Signature((), {})), (), (), None, ()), tuple(nodes), None, None)
     node.kept = (qualified(func), describe((*args, *kwargs.values())))
-    node.line = user_line() if current.graph.record_lines else None
-    current.graph.add(node)
-    return node
+    return enter(node)
 
 
 def _attach_missing(

@@ -81,7 +81,7 @@ class Tensor(torch.Tensor):
     def grad(self) -> torch.Tensor | None:  # type: ignore[override]
         """The accumulated gradient, as in torch."""
         node = self._node
-        if node is not None and not isinstance(node, Leaf) and node.retain is None:
+        if node is not None and not isinstance(node, Leaf) and (node.extras is None or node.extras.retain is None):
             warnings.warn(
                 "The .grad attribute of a tensor that is not a leaf is being accessed. It won't be populated during backward unless "
                 "retain_grad() was called on it.",
@@ -116,7 +116,8 @@ class Tensor(torch.Tensor):
     @property
     def retains_grad(self) -> bool:  # type: ignore[override]
         """Whether ``retain_grad`` was called on this tensor, which is not a leaf."""
-        return self._node is not None and self._node.retain is not None
+        extras = None if self._node is None else self._node.extras
+        return extras is not None and extras.retain is not None
 
     @property
     def output_nr(self) -> int:  # type: ignore[override]
@@ -132,7 +133,7 @@ class Tensor(torch.Tensor):
         if node is None:
             raise NoHistoryError("can't retain_grad() on a tensor that does not require grad")
         if not isinstance(node, Leaf):
-            node.retain = weakref.ref(self)
+            node.extra().retain = weakref.ref(self)
 
     def register_hook(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> RemovableHandle:
         """Call ``hook`` with this tensor's gradient during backward; what it returns, unless None, takes the gradient's place.

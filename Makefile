@@ -1,0 +1,34 @@
+# make demo: train a real network and show the point.   make test: the whole test suite.
+# make check: linters, types and the fast tests.        make bench: the benchmarks.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
+
+.PHONY: demo test check bench clean
+
+demo: $(VENV)/demo
+	$(BIN)/python examples/train_digits.py
+
+test: $(VENV)/test
+	$(BIN)/python -m pytest -n auto
+
+check: $(VENV)/test $(VENV)/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n auto -m "not slow"
+
+bench: $(VENV)/bench
+	$(BIN)/python benchmarks/per_op.py
+	$(BIN)/python benchmarks/networks.py
+
+# One stamp a set of extras: what is installed already is not installed again.
+$(VENV)/%: pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(INSTALL) ".[$*]"
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build *.egg-info

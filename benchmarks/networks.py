@@ -1,0 +1,130 @@
+"""Claim: on real networks glassgrad takes torch's time and torch's memory.
+
+A ResNet-18-shaped CNN at 32x3x64x64 and a 4-layer transformer at 8x128x256, one training step each. Time is measured in turns in one
+process; peak memory in a fresh process each (growth of the resident set above what the model and its optimiser need at rest).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from interleaved import compare, console, report
+from rich.table import Table
+
+import nn
+
+
+class Block(torch.nn.Module):
+    """ResNet's basic block."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = torch.nn.BatchNorm2d(outputs)
+        self.conv2 = torch.nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = torch.nn.BatchNorm2d(outputs)
+        self.shortcut: torch.nn.Module = torch.nn.Identity()
+        if stride != 1 or inputs != outputs:
+            self.shortcut = torch.nn.Sequential(
+                torch.nn.Conv2d(inputs, outputs, 1, stride, bias=False), torch.nn.BatchNorm2d(outputs)
+            )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.shortcut(x))
+
+
+def resnet18() -> torch.nn.Module:
+    layers: list[torch.nn.Module] = [
+        torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False),
+        torch.nn.BatchNorm2d(64),
+        torch.nn.ReLU(),
+        torch.nn.MaxPool2d(3, 2, 1),
+    ]
+    width = 64
+    for stage, outputs in enumerate((64, 128, 256, 512)):
+        for i in range(2):
+            layers.append(Block(width, outputs, 2 if stage and not i else 1))
+            width = outputs
+    return torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(512, 10))
+
+
+def transformer() -> torch.nn.Module:
+    layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
+    return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.nn.Linear(256, 10))
+
+
+def make_step(network: str, engine: str) -> Callable[[], object]:
+    """One training step: forward, backward, optimiser."""
+    torch.manual_seed(0)
+    if network == "cnn":
+        model, data, target = resnet18(), torch.randn(32, 3, 64, 64), torch.randint(10, (32,))
+    else:
+        model, data, target = transformer(), torch.randn(8, 128, 256), torch.randint(10, (8 * 128,))
+    if engine == "glassgrad":
+        nn.track(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+    def step() -> None:
+        F.cross_entropy(model(data).flatten(0, -2), target).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    return step
+
+
+def resident(field: str) -> int:
+    """A memory figure of this process in bytes, from the kernel."""
+    with open("/proc/self/status") as status:
+        line = next(line for line in status if line.startswith(field))
+    return int(line.split()[1]) * 1024
+
+
+def measure_peak(network: str, engine: str) -> None:
+    """Print by how many bytes the resident set grows in a training step, above its size at rest."""
+    step = make_step(network, engine)
+    step()
+    at_rest = resident("VmRSS")
+    with open("/proc/self/clear_refs", "w") as reset:
+        reset.write("5")  # the kernel's high-water mark starts anew
+    step()
+    step()
+    print(resident("VmHWM") - at_rest)
+
+
+def peak(network: str, engine: str, runs: int) -> float:
+    # Freed memory goes back to the kernel at once, so that the high-water mark is that of what is alive.
+    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2"}
+    command = [sys.executable, __file__, "--peak", network, engine]
+    found = [
+        int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout) for _ in range(runs)
+    ]
+    return statistics.median(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "ENGINE"), help="only print the peak memory of one step, in bytes")
+    parser.add_argument("--rounds", type=int, default=15)
+    options = parser.parse_args()
+    if options.peak:
+        measure_peak(*options.peak)
+        return
+    table = Table("network", "torch MiB", "glassgrad MiB", "ratio", title="Peak memory of a training step above rest")
+    for network, title in (("cnn", "ResNet-18-shaped CNN, 32x3x64x64"), ("transformer", "4-layer transformer, 8x128x256")):
+        timings = compare({e: make_step(network, e) for e in ("torch", "glassgrad")}, options.rounds, 1)
+        report(f"{title}: one training step", timings, 1e-3, "ms")
+        theirs, ours = peak(network, "torch", 5), peak(network, "glassgrad", 5)
+        table.add_row(network, f"{theirs / 2**20:.1f}", f"{ours / 2**20:.1f}", f"{ours / theirs:.3f}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""``nn.Parameter``: a tracked leaf that modules register, as they do ``torch.nn.Parameter``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+import tracer
+
+
+class _ParameterMeta(type):
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, tracer.Tensor) and getattr(instance, "_is_param", False)
+
+
+class Parameter(metaclass=_ParameterMeta):
+    """``Parameter(data, requires_grad=True)`` is a tracked leaf sharing storage with ``data``, registered by any module it is assigned to.
+
+    It is an instance of ``torch.nn.Parameter`` too. Without ``data`` it is empty. Raises ``GradientArgumentError`` for integers that are
+    to require grad, or for data with a history.
+    """
+
+    def __new__(cls, data: torch.Tensor | None = None, requires_grad: bool = True) -> tracer.Tensor:  # type: ignore[misc]
+        made: Any = tracer.track(torch.empty(0) if data is None else data.detach(), requires_grad)
+        made._is_param = True
+        return made

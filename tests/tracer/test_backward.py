@@ -1,0 +1,232 @@
+"""``backward`` and ``grad``: what they accumulate, what they return, which arguments they take."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracer
+
+
+def leaf(*values: float) -> torch.Tensor:
+    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def test_backward_fills_leaves() -> None:
+    x = leaf(1.0, 2.0)
+    (x * x).sum().backward()
+    assert x.grad.tolist() == [2.0, 4.0]
+
+
+def test_a_second_backward_adds_the_same_amount() -> None:
+    x = leaf(2.0)
+    y = x * x
+    z = (y * y).sum()
+    z.backward(retain_graph=True)
+    first = x.grad.clone()
+    z.backward()
+    assert first.tolist() == [32.0] and x.grad.tolist() == [64.0]
+
+
+def test_a_diamond_counts_every_path() -> None:
+    a, b = leaf(2.0), leaf(3.0)
+    c, d = a + b, a * b
+    ((c + d) + (c * d)).backward()
+    assert a.grad.tolist() == [1 + 3 + (6 + 5 * 3)] and b.grad.tolist() == [1 + 2 + (6 + 5 * 2)]
+
+
+def test_gradient_argument_is_the_cotangent() -> None:
+    x = leaf(1.0, 2.0)
+    (x * 3).backward(torch.tensor([1.0, 10.0], dtype=torch.float64))
+    assert x.grad.tolist() == [3.0, 30.0]
+
+
+def test_gradients_of_two_leaves_fed_by_one_do_not_share_memory() -> None:
+    x, y, seed = leaf(1.0, 2.0), leaf(3.0, 4.0), torch.ones(2, dtype=torch.float64)
+    (x + y).backward(seed)
+    x.grad.mul_(10)
+    assert x.grad.tolist() == [10, 10] and y.grad.tolist() == [1, 1] and seed.tolist() == [1, 1]
+
+
+def test_gradient_through_views_does_not_share_memory() -> None:
+    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    z = x.view(1, 2) + y
+    z.backward(torch.ones(1, 2, dtype=torch.float64))
+    x.grad.mul_(10)
+    assert y.grad.tolist() == [1, 1]
+
+
+def test_hooks_that_stash_the_gradient_do_not_share_memory_with_grad() -> None:
+    x, seen = leaf(1.0), []
+    x.register_hook(lambda g: seen.append(g))
+    (x * 2).backward()
+    x.grad.zero_()
+    assert seen[0].tolist() == [2.0]
+
+
+def test_inputs_restricts_what_is_filled() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    (x * y).backward(inputs=[x])
+    assert x.grad.tolist() == [2.0] and y.grad is None
+
+
+def test_inputs_may_be_results() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.retain_grad()
+    (y * 3).backward(inputs=[y])
+    assert y.grad.tolist() == [3.0] and x.grad is None
+
+
+def test_grad_returns_and_fills_nothing() -> None:
+    x = leaf(3.0)
+    (g,) = torch.autograd.grad(x * x, x)
+    assert g.tolist() == [6.0] and x.grad is None
+
+
+def test_grad_with_respect_to_a_result() -> None:
+    x = leaf(3.0)
+    y = x * 2
+    gy, gx = torch.autograd.grad(y * y, [y, x])
+    assert gy.tolist() == [12.0] and gx.tolist() == [24.0]
+
+
+def test_grad_of_an_output_with_respect_to_itself_is_the_cotangent() -> None:
+    x = leaf(3.0)
+    y = x * 2
+    (g,) = torch.autograd.grad(y, y)
+    assert g.tolist() == [1.0]
+
+
+def test_grad_of_several_outputs_adds_up() -> None:
+    x = leaf(3.0)
+    (g,) = torch.autograd.grad([x * 2, x * x], x, [torch.tensor([10.0]).double(), None])
+    assert g.tolist() == [20.0 + 6.0]
+
+
+def test_grad_visits_only_what_leads_to_the_inputs() -> None:
+    x, w = leaf(1.0), leaf(2.0)
+    called = []
+    h = x * 2
+    h.register_hook(lambda g: called.append(1))
+    torch.autograd.grad(h * w, w)
+    assert not called
+
+
+def test_allow_unused_gives_none_and_materialize_gives_zeros() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    assert torch.autograd.grad((x * 2).sum(), [x, y], allow_unused=True)[1] is None
+    zeros = torch.autograd.grad((x * 2).sum(), [x, y], materialize_grads=True)[1]
+    assert zeros.tolist() == [0.0]
+
+
+def test_an_unused_input_raises() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    with pytest.raises(tracer.UnusedInputError, match="input 1"):
+        torch.autograd.grad((x * 2).sum(), [x, y])
+
+
+def test_inputs_given_as_a_dict_come_back_as_one() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    found = torch.autograd.grad(x * y, {"x": x, "y": y})
+    assert found["x"].tolist() == [2.0] and found["y"].tolist() == [1.0]
+
+
+def test_tracer_grad_and_backward_are_the_same_engine() -> None:
+    x = leaf(3.0)
+    assert tracer.grad(x * x, x)[0].tolist() == [6.0]
+    tracer.backward(x * x)
+    assert x.grad.tolist() == [6.0]
+
+
+def test_torch_autograd_backward_takes_several_tensors() -> None:
+    x = leaf(3.0)
+    torch.autograd.backward([x * 2, x * 3], [torch.ones(1).double(), torch.full((1,), 10.0).double()])
+    assert x.grad.tolist() == [32.0]
+
+
+def test_create_graph_gives_higher_derivatives() -> None:
+    x = leaf(2.0)
+    (first,) = torch.autograd.grad(x**4, x, create_graph=True)
+    (second,) = torch.autograd.grad(first, x, create_graph=True)
+    (third,) = torch.autograd.grad(second, x)
+    assert [first.item(), second.item(), third.item()] == [32.0, 48.0, 48.0]
+
+
+def test_create_graph_in_backward_makes_grad_differentiable() -> None:
+    x = leaf(2.0)
+    (x**3).backward(create_graph=True)
+    (second,) = torch.autograd.grad(x.grad, x)
+    assert second.item() == 12.0
+    x.grad = None
+
+
+def test_a_gradient_inside_the_differentiated_function() -> None:
+    x, y = leaf(3.0), leaf(2.0)
+    (inner,) = torch.autograd.grad((x * y * y).sum(), y, create_graph=True)
+    (outer,) = torch.autograd.grad((x * inner).sum(), x)
+    assert outer.item() == 24.0
+
+
+def test_gradients_are_plain_without_create_graph() -> None:
+    x = leaf(1.0)
+    (x * 2).backward()
+    assert type(x.grad) is torch.Tensor and not x.grad.requires_grad
+
+
+def test_gradients_have_the_dtype_of_their_leaf() -> None:
+    a = tracer.tensor(2.0, dtype=torch.float64, requires_grad=True)
+    b = tracer.tensor([3.0, 4.0], dtype=torch.float32, requires_grad=True)
+    (a * b).sum().backward()
+    assert (a.grad.dtype, a.grad.item()) == (torch.float64, 7.0)
+    assert (b.grad.dtype, b.grad.tolist()) == (torch.float32, [2.0, 2.0])
+
+
+def test_the_real_leaf_of_a_complex_product_gets_a_real_gradient() -> None:
+    a = tracer.tensor([2.0], dtype=torch.float64, requires_grad=True)
+    z = torch.tensor([1 + 2j], dtype=torch.complex128)
+    (a * z).real.sum().backward()
+    assert a.grad.dtype == torch.float64 and a.grad.tolist() == [1.0]
+
+
+def test_grad_has_the_layout_of_a_transposed_leaf() -> None:
+    data = torch.randn(3, 4, dtype=torch.float64).t()
+    x, native = tracer.track(data, True), data.clone(memory_format=torch.preserve_format).requires_grad_()
+    (x * 2).sum().backward()
+    (native * 2).sum().backward()
+    assert x.grad.stride() == native.grad.stride()
+
+
+def test_a_leaf_that_is_gone_needs_no_gradient() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    z = x * y
+    del x
+    z.backward()
+    assert y.grad.tolist() == [1.0]
+
+
+def test_a_backward_inside_a_hook_is_a_pass_of_its_own() -> None:
+    x, w = leaf(2.0), leaf(5.0)
+    y, inner = x * 3, (w * w).sum()
+    y.register_hook(lambda g: inner.backward())
+    y.sum().backward()
+    assert w.grad.tolist() == [10.0] and x.grad.tolist() == [3.0]
+
+
+def test_a_deep_chain_needs_no_recursion() -> None:
+    x = leaf(1.0)
+    y = x
+    for _ in range(20_000):
+        y = y + x
+    y.backward()
+    assert x.grad.tolist() == [20_001.0]
+    del y
+
+
+def test_grad_mode_is_what_it_was_after_a_failed_backward() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        y.backward()
+    assert torch.is_grad_enabled()

@@ -1,0 +1,157 @@
+"""Hooks on tensors, leaves and nodes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracer
+
+
+def leaf(*values: float) -> torch.Tensor:
+    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
+def test_a_hook_sees_the_complete_gradient() -> None:
+    x, seen = leaf(1.0), []
+    y = x * 2
+    y.register_hook(seen.append)
+    (y + y * 3).sum().backward()
+    assert [g.tolist() for g in seen] == [[4.0]]
+
+
+def test_a_hook_may_replace_the_gradient() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.register_hook(lambda g: g * 10)
+    y.sum().backward()
+    assert x.grad.tolist() == [20.0]
+
+
+def test_hooks_run_in_the_order_of_registration_each_on_what_the_last_returned() -> None:
+    x = leaf(1.0)
+    x.register_hook(lambda g: g + 1)
+    x.register_hook(lambda g: g * 10)
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [30.0]
+
+
+def test_a_removed_hook_does_not_run() -> None:
+    x = leaf(1.0)
+    handle = x.register_hook(lambda g: g * 100)
+    handle.remove()
+    (x * 2).sum().backward()
+    assert x.grad.tolist() == [2.0]
+
+
+def test_a_hook_on_one_of_several_results_sees_its_own_gradient() -> None:
+    x, seen = leaf(1.0, 2.0), []
+    a, b = x.unbind()
+    b.register_hook(seen.append)
+    (a * 3 + b * 5).backward()
+    assert [g.item() for g in seen] == [5.0] and x.grad.tolist() == [3.0, 5.0]
+
+
+def test_retain_grad_fills_grad_of_a_result() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.retain_grad()
+    assert y.retains_grad
+    (y * 3).sum().backward()
+    assert y.grad.tolist() == [3.0]
+
+
+def test_retain_grad_sees_what_hooks_made_of_it() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.retain_grad()
+    y.register_hook(lambda g: g * 10)
+    (y * 3).sum().backward()
+    assert y.grad.tolist() == [30.0]
+
+
+def test_retain_grad_does_not_keep_the_tensor_alive() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.retain_grad()
+    z = y * 3
+    del y
+    z.sum().backward()
+    assert x.grad.tolist() == [6.0]
+
+
+def test_retain_grad_and_hooks_need_a_gradient_to_come() -> None:
+    x = tracer.tensor([1.0])
+    with pytest.raises(tracer.NoHistoryError):
+        x.retain_grad()
+    with pytest.raises(tracer.NoHistoryError):
+        x.register_hook(print)
+
+
+def test_a_post_accumulate_hook_runs_once_the_leaf_is_filled() -> None:
+    x, seen = leaf(1.0), []
+    x.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.tolist()))
+    (x * 2 + x).sum().backward()
+    assert seen == [[3.0]]
+
+
+def test_a_post_accumulate_hook_may_step_and_drop_the_gradient() -> None:
+    x = leaf(1.0)
+
+    def step(tensor: torch.Tensor) -> None:
+        with torch.no_grad():
+            tensor -= 0.1 * tensor.grad
+        tensor.grad = None
+
+    x.register_post_accumulate_grad_hook(step)
+    (x * 2).sum().backward()
+    assert x.grad is None and x.item() == pytest.approx(0.8)
+
+
+def test_a_post_accumulate_hook_needs_a_leaf() -> None:
+    with pytest.raises(tracer.NoHistoryError, match="leaf"):
+        (leaf(1.0) * 2).register_post_accumulate_grad_hook(print)
+
+
+def test_what_a_hook_computes_under_create_graph_is_differentiable() -> None:
+    found = []
+    for x in (leaf(2.0), torch.tensor([2.0], dtype=torch.float64, requires_grad=True)):
+        y = x * x
+        y.register_hook(lambda g: g * g)
+        (first,) = torch.autograd.grad((y * y).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        found.append((first.item(), second.item()))
+    assert found[0] == found[1]
+    assert found[0][0] == 8 * 2.0**5  # (2 x²)² 2x
+
+
+def test_hooks_of_a_node_see_both_sides_of_its_rule() -> None:
+    x, seen = leaf(3.0), []
+    y = x * x
+    y.grad_fn.register_hook(lambda inputs, outputs: seen.append(([g.item() for g in inputs], [g.item() for g in outputs])))
+    y.sum().backward()
+    assert seen == [([3.0, 3.0], [1.0])]
+
+
+def test_a_prehook_of_a_node_may_replace_the_gradient() -> None:
+    x = leaf(3.0)
+    y = x * 2
+    y.grad_fn.register_prehook(lambda grads: (grads[0] * 10,))
+    y.sum().backward()
+    assert x.grad.tolist() == [20.0]
+
+
+def test_hooks_make_no_cycle() -> None:
+    import gc
+    import weakref
+
+    x = leaf(1.0)
+    y = x * 2
+    y.register_hook(lambda g: g)
+    alive = weakref.ref(y.grad_fn)
+    gc.disable()
+    try:
+        del y
+        assert alive() is None
+    finally:
+        gc.enable()

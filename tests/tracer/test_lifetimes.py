@@ -1,0 +1,144 @@
+"""Everything goes by reference counts, the garbage collector off."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nn
+import tracer
+from tracer.graph import current
+
+
+@pytest.fixture(autouse=True)
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def live_tensors() -> int:
+    return sum(1 for o in gc.get_objects() if isinstance(o, torch.Tensor))
+
+
+def test_a_dropped_output_frees_its_graph_at_once() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    z = (y * y).sum()
+    nodes = [weakref.ref(n) for n in current.graph.backward_order(z) if n.op != "leaf"]
+    tensor = weakref.ref(y)
+    del y, z
+    assert tensor() is None and all(n() is None for n in nodes)
+
+
+def test_backward_releases_what_rules_kept() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    with tracer.Graph() as graph:
+        loss = (x.exp() * x).sum()
+        assert graph.kept_bytes() > 0
+        loss.backward()
+        assert graph.kept_bytes() == 0
+
+
+def test_retain_graph_keeps_it_until_the_output_goes() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    with tracer.Graph() as graph:
+        loss = (x.exp() * x).sum()
+        loss.backward(retain_graph=True)
+        assert graph.kept_bytes() > 0
+        del loss
+        assert len(graph) == 0
+
+
+def test_a_failed_backward_leaks_nothing() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    before = live_tensors()
+
+    def attempt() -> None:
+        y = x.exp()
+        y.register_hook(lambda g: 1 / 0)
+        try:
+            (y * y).sum().backward()
+        except ZeroDivisionError:
+            pass
+
+    with tracer.Graph() as graph:
+        attempt()
+        assert len(graph) == 0
+    assert live_tensors() == before
+
+
+def test_a_failed_forward_leaks_nothing() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    before = live_tensors()
+
+    def attempt() -> None:
+        try:
+            x.exp() @ torch.ones(5)
+        except RuntimeError:
+            pass
+
+    attempt()
+    assert live_tensors() == before
+
+
+def test_a_double_backward_leaks_nothing() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    before = live_tensors()
+
+    def attempt() -> None:
+        (first,) = torch.autograd.grad((x.exp() * x.tanh()).sum(), x, create_graph=True)
+        torch.autograd.grad(first.sum(), x)
+
+    attempt()
+    assert live_tensors() == before
+
+
+def test_an_in_place_write_into_a_kept_input_makes_no_cycle() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    before = live_tensors()
+
+    def attempt() -> None:
+        y = x * 1
+        z = y * x  # keeps y
+        y.add_(z)  # y's history now leads through the node that kept y
+
+    attempt()
+    assert live_tensors() == before
+
+
+class SmallNet(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(1, 4, 3, padding=1)
+        self.norm = torch.nn.BatchNorm2d(4)
+        self.head = torch.nn.Linear(4 * 4, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = F.relu(self.norm(self.conv(x))) + x
+        return self.head(F.dropout(F.max_pool2d(x, 2), 0.1).flatten(1))
+
+
+def test_training_steps_leave_the_count_of_tensors_and_nodes_where_it_was() -> None:
+    model = nn.track(SmallNet())
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+    images, labels = torch.randn(8, 1, 4, 4), torch.randint(3, (8,))
+
+    def step() -> None:
+        optimizer.zero_grad()
+        F.cross_entropy(model(images), labels).backward()
+        optimizer.step()
+
+    with tracer.Graph() as graph:
+        for _ in range(3):
+            step()
+        tensors = live_tensors()
+        for _ in range(50):
+            step()
+        assert live_tensors() == tensors and len(graph) == 0

@@ -1,0 +1,79 @@
+"""Tracked tensors beside those of torch's own autograd: no gradient is ever lost."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracer
+
+
+def test_a_native_leaf_is_adopted() -> None:
+    x, w = tracer.tensor([1.0, 2.0], requires_grad=True), torch.tensor([3.0, 4.0], requires_grad=True)
+    (x * w).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [1.0, 2.0] and x.grad is not None and x.grad.tolist() == [3.0, 4.0]
+
+
+def test_a_native_leaf_is_adopted_by_a_tensor_that_wants_no_gradient() -> None:
+    x, w = tracer.tensor([1.0, 2.0]), torch.tensor([3.0, 4.0], requires_grad=True)
+    (w * x + w).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [2.0, 3.0]
+
+
+def test_a_native_leaf_in_a_list_is_adopted() -> None:
+    x, w = tracer.tensor([1.0]), torch.tensor([3.0], requires_grad=True)
+    (torch.cat([x, w, w]) * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [5.0]
+
+
+def test_hooks_of_an_adopted_leaf_run() -> None:
+    x, w = tracer.tensor([2.0]), torch.tensor([3.0], requires_grad=True)
+    filled = []
+    w.register_hook(lambda g: g * 10)
+    w.register_post_accumulate_grad_hook(lambda t: filled.append(t.grad.tolist()))
+    (x * w).sum().backward()
+    assert filled == [[20.0]]
+
+
+def test_a_native_history_is_bridged() -> None:
+    w, x = torch.tensor([3.0], requires_grad=True), tracer.tensor([2.0], requires_grad=True)
+    h = w * w
+    (x * h + h).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [18.0] and x.grad is not None and x.grad.tolist() == [9.0]
+
+
+def test_grad_reaches_native_inputs_behind_a_bridge_and_directly() -> None:
+    w, x = torch.tensor([3.0], requires_grad=True), tracer.tensor([2.0], requires_grad=True)
+    h = w * w
+    gw, gh, gx = torch.autograd.grad((x * h * w).sum(), [w, h, x])
+    assert gw.tolist() == [2.0 * 9 * 3] and gh.tolist() == [6.0] and gx.tolist() == [27.0]
+
+
+def test_a_recorded_backward_into_torchs_history_raises() -> None:
+    w, x = torch.tensor([3.0], requires_grad=True), tracer.tensor([2.0], requires_grad=True)
+    with pytest.raises(tracer.UnsupportedError, match="create_graph"):
+        torch.autograd.grad((x * (w * w)).sum(), w, create_graph=True)
+
+
+def test_second_derivatives_reach_an_adopted_leaf() -> None:
+    w, x = torch.tensor([3.0], requires_grad=True), tracer.tensor([2.0], requires_grad=True)
+    (first,) = torch.autograd.grad((x * w * w).sum(), w, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), w)
+    assert first.tolist() == [12.0] and second.tolist() == [4.0]
+
+
+def test_torch_records_nothing_of_what_the_tracer_records() -> None:
+    x, w = tracer.tensor([1.0]), torch.tensor([3.0], requires_grad=True)
+    y = x * w
+    with torch._C.DisableTorchFunctionSubclass():
+        assert not torch._C.TensorBase.requires_grad.__get__(y)
+
+
+def test_a_plain_module_beside_a_tracked_input_gets_its_gradients() -> None:
+    layer, twin = torch.nn.Linear(3, 2), torch.nn.Linear(3, 2)
+    twin.load_state_dict(layer.state_dict())
+    data = torch.randn(4, 3)
+    layer(tracer.tensor(data, requires_grad=True)).sum().backward()
+    twin(data).sum().backward()
+    for ours, theirs in zip(layer.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)
