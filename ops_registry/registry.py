@@ -36,7 +36,7 @@ class Spelling:
         signature = rule.signature
         #: ``tails[n]`` are the defaults to append to n positional arguments; None where that is not enough to bind them.
         self.tails: tuple[tuple[Any, ...], ...] | None = None
-        if order == signature.names[: len(order)] and not varargs:
+        if order == signature.names[: len(order)]:
             defaults = tuple(signature.defaults.get(n) for n in signature.names)
             self.tails = tuple(defaults[n:] for n in range(len(defaults) + 1))
         #: The common case, which interception takes without another question.
@@ -44,14 +44,19 @@ class Spelling:
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The call's arguments in the order of the rule's signature, defaults filled in."""
-        if self.varargs and len(args) > 1 and not isinstance(args[1], list | tuple | torch.Size | None):
-            args = (args[0], args[1:])
+        if self.varargs:
+            args = gather_varargs(args)
         names = self.rule.signature.names
         values = dict(self.rule.signature.defaults)
         values.update(zip(self.order, args, strict=False))
         for name, value in kwargs.items():
             values["input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)] = value
         return tuple([values.get(n) for n in names])
+
+
+def gather_varargs(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``x.view(2, 3)`` as ``x.view((2, 3))``."""
+    return (args[0], args[1:]) if len(args) > 1 and not isinstance(args[1], list | tuple | None) else args
 
 
 #: Every spelling of every op that has a rule.
@@ -102,6 +107,8 @@ def _own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[st
             return signature.names, signature.varargs
         if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
             return signature.names, signature.varargs  # torch's wrapper that turns a TypeError into NotImplemented
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return None  # meshgrid(*tensors): its body hands them on as a list
         names = tuple("input" if p.name in ("self", "tensor") else p.name for p in parameters if p.name != "out")
         fits = all(n in signature.names for n in names)
         return (names, False) if fits else None
@@ -159,7 +166,7 @@ def backward(
     ``wrt`` names the input that the formula differentiates; the first argument when left out. A tuple of names makes one joint
     formula that returns a tuple of gradients in that order and may ask ``needs``, a tuple of bools, which of them are wanted.
     What it returns is projected: summed over broadcast axes, cast, its real part taken; a rule does none of that. ``None`` means
-    that nothing flows. For an input that is a list of tensors, the gradient is a list of the same length.
+    a gradient of zero, without the memory. For an input that is a list of tensors, the gradient is a list of the same length.
 
     ``forward`` takes the op's arguments and returns ``(result, by_products)``; the rule may name any by-product.
 

@@ -17,7 +17,7 @@ from ops_registry.errors import RuleError
 from ops_registry.signatures import Signature
 
 #: Suffixes by which a rule asks for a property of an argument without keeping the argument alive.
-META = ("shape", "dtype", "device")
+META = ("shape", "dtype", "device", "stride", "offset")
 
 #: Parameters that backward itself supplies.
 SUPPLIED = ("grad", "needs")
@@ -29,7 +29,9 @@ FROM_RESULT = -1
 
 def _meta(value: Any, name: str) -> Any:
     if isinstance(value, torch.Tensor):
-        return getattr(value, name)
+        if name == "stride":
+            return value.stride()
+        return value.storage_offset() if name == "offset" else getattr(value, name)
     if isinstance(value, list | tuple):
         return [_meta(v, name) for v in value]
     return torch.Size(()) if name == "shape" else None

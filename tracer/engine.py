@@ -36,9 +36,13 @@ class Sweep:
         self.create_graph = create_graph
         #: Gradients that have arrived at a node that was not visited yet (a list of them for a call with several results).
         self.grads: dict[Node, Any] = {}
+        #: Nodes that a rule answered None for: as in torch their gradient is zero, not missing. No memory is spent on it on the way.
+        self.zero: set[Node] = set()
         #: Nodes whose gradient is a buffer of the sweep's own, so that more can be added in place.
         self.owned: set[Node] = set()
         #: Gradients for leaves, each in a list of one: emptied when ``.grad`` takes it, so that nobody else refers to it.
+        #: Where the roots' gradients live.
+        self.device: torch.device | None = None
         self.leaves: list[tuple[Leaf, list[torch.Tensor]]] = []
         self.retained: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
@@ -53,6 +57,7 @@ class Sweep:
         """
         for node, grad in roots:
             self.add(node, grad)
+            self.device = grad.device
         order = backward_order(list(self.grads))
         leading = None if targets is None else _leading_to(targets, order, through_bridges)
         found: dict[Node, torch.Tensor] = {}
@@ -70,7 +75,13 @@ class Sweep:
         take = self.grads.pop
         for node in order:
             grad = take(node, None)
-            if grad is None or (leading is not None and node not in leading):
+            if grad is None:
+                if node not in self.zero or (leading is not None and node not in leading):
+                    continue
+                grad = self._zero_at(node, targets)
+                if grad is None:
+                    continue
+            elif leading is not None and node not in leading:
                 continue
             if node.extras is not None:
                 grad = self._run_hooks(node, node.extras, grad)
@@ -93,6 +104,19 @@ class Sweep:
                     )
                 self.bridged.append((node.native, grad))
             grad = None  # let the buffer go before the next rule allocates its own
+
+    def _zero_at(self, node: Node, targets: set[Node] | None) -> torch.Tensor | None:
+        """The zero gradient of a node that no other gradient has reached: a tensor where someone will look at it, else passed on unseen."""
+        if type(node) is Leaf:
+            tensor = node.variable
+            return None if tensor is None else torch.zeros_like(plain_alias(tensor), requires_grad=False)
+        seen = node.extras is not None and (node.extras.hooks or node.extras.retain is not None)
+        if node.shape is not None and (seen or type(node) is Bridge or (targets is not None and node in targets)):
+            return torch.zeros(node.shape, dtype=node.dtype, device=self.device)
+        self.zero.update(flat(node.parents))
+        if node.versions and not self.keep_graph:
+            node.kept = None
+        return None
 
     def _through(self, node: Node, grad: Any, leading: set[Node] | None) -> None:
         """Run the rule of one call and pass its results on to the call's inputs."""
@@ -118,18 +142,17 @@ class Sweep:
                 _say_where(error, node)
                 raise
             if not step.formula.joint:
-                if results is not None:
-                    self._pass_on(node, step, step.parents[0], results, passed)
+                self._pass_on(node, step, step.parents[0], results, passed)
                 continue
             if results is None:
-                continue
+                results = (None,) * len(step.parents)
             if len(results) != len(step.parents):
                 raise RuleResultError(
                     f"{_rule_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
                     f"({', '.join(step.formula.wrt)}). Return one for each, None where nothing flows."
                 )
             for result, position in zip(results, step.parents, strict=True):
-                if result is not None and position is not None:
+                if position is not None:
                     self._pass_on(node, step, position, result, passed)
         if passed is not None and node.extras is not None:
             for hook in list(node.extras.post_hooks.values()):
@@ -143,6 +166,9 @@ class Sweep:
             # Plain on both sides: no interception to avoid, and mostly nothing to project.
             if result.shape != parent.shape or result.dtype is not parent.dtype:
                 result = _project(node, step, parent, result)
+        elif result is None:
+            self.zero.update(flat((parent,)))
+            return
         elif type(parent) is tuple:
             self._add_list(node, step, parent, result)
             return
@@ -182,7 +208,11 @@ class Sweep:
                 f"{len(parents)} tensors. Return a list of as many gradients."
             )
         for parent, result in zip(parents, results, strict=True):
-            if parent is not None and result is not None:
+            if parent is None:
+                continue
+            if result is None:
+                self.zero.add(parent)
+            else:
                 _check_tensor(node, step, result)
                 self.add(parent, _project(node, step, parent, result))
 

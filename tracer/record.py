@@ -16,10 +16,10 @@ from weakref import ref
 import torch
 
 from ops_registry import registry
-from ops_registry.registry import Spelling, active
+from ops_registry.registry import Spelling, active, gather_varargs
 from ops_registry.rule import Rule, Variant
 from ops_registry.signatures import Signature
-from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer import inplace
 from tracer.errors import OutArgumentError
 from tracer.fallback import fallback_active, record_with_torch
@@ -29,7 +29,7 @@ from tracer.naming import describe, qualified, user_line
 from tracer.node import Node
 from tracer.parents import check_uncovered, find_parents, nodes_in
 from tracer.redispatch import redispatch
-from tracer.tensor import HANDLERS, Tensor
+from tracer.tensor import HANDLERS, Tensor, plain_alias
 
 #: dtypes that carry gradients.
 DIFFERENTIABLE = frozenset(
@@ -50,14 +50,17 @@ def intercept(
         spelling = active.table[func]
     except KeyError:
         return _without_rule(func, types, args, kwargs or _NO_KWARGS)
-    if spelling.straight and not kwargs and (tails := spelling.tails) is not None and len(args) < len(tails):
-        with DisableTorchFunctionSubclass():
-            return _straight(spelling.rule, func, args, args + tails[len(args)])
+    if spelling.straight and not kwargs and (tails := spelling.tails) is not None:
+        given = gather_varargs(args) if spelling.varargs else args
+        if len(given) < len(tails):
+            with DisableTorchFunctionSubclass():
+                return _straight(spelling.rule, func, args, given + tails[len(given)])
     if spelling.choose is not None:
         spelling = spelling.choose(args, kwargs or _NO_KWARGS)
     rule = spelling.rule
     if rule.body is not None:
-        return rule.body(*spelling.bind(args, kwargs or _NO_KWARGS))
+        result = rule.body(*spelling.bind(args, kwargs or _NO_KWARGS))
+        return args[0].copy_(result) if spelling.inplace else result
     with DisableTorchFunctionSubclass():
         if rule.no_gradient:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -107,12 +110,17 @@ def _with_native(
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
     """A call with tensors of torch's own autograd among its inputs: torch must not record it a second time."""
-    set_grad_enabled(False)
-    try:
-        result, extra = _run(rule, func, args, bound, kwargs)
-    finally:
-        set_grad_enabled(True)
+    result, extra = _run(rule, func, _without_history(args), _without_history(bound), _without_history(kwargs))
     return attach(rule, mask, parents, bound, result, extra)
+
+
+def _without_history(nest: Any) -> Any:
+    """A nest of arguments with plain aliases in place of the tensors that torch's autograd would record."""
+    if isinstance(nest, _PLAIN):
+        return plain_alias(nest) if type(nest) is not Tensor and nest.requires_grad else nest
+    if isinstance(nest, dict):
+        return {name: _without_history(value) for name, value in nest.items()}
+    return type(nest)([_without_history(value) for value in nest]) if type(nest) in (tuple, list) else nest
 
 
 def _straight(rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound: tuple[Any, ...]) -> Any:
@@ -154,7 +162,7 @@ def attach(
     if type(result) is not _PLAIN:
         return _attach_structure(variant, parents, bound, result, extra)
     dtype = result.dtype
-    if dtype not in DIFFERENTIABLE:
+    if dtype not in DIFFERENTIABLE or (rule.signature.may_alias and _came_in(result, bound, None)):
         return result
     kept, versions = keep(variant, bound, result, extra)
     node = Node(variant, parents, result.shape, dtype, kept, versions)
@@ -184,7 +192,7 @@ def _attach_structure(
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
         return result
     positions = [
-        i for i, item in enumerate(result) if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE
+        i for i, item in enumerate(result) if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not _came_in(item, bound, None)
     ]
     if not positions:
         return result

@@ -1,11 +1,11 @@
-"""Sums, products, quotients and powers of two tensors, or of a tensor and a number."""
+"""Sums, products and quotients of two tensors, or of a tensor and a number."""
 
 import torch
 
 from ops_registry.registry import backward
 from ops_registry.rules.helpers import conj
 
-# add: d(a + alpha b) = da + alpha db
+# add: a + alpha b
 
 
 @backward(torch.add, wrt="input")
@@ -18,6 +18,32 @@ def add_other(grad, alpha):
     return grad if alpha == 1 else grad * conj(alpha)
 
 
+# sub: a - alpha b
+
+
+@backward(torch.sub, wrt="input")
+def sub_input(grad):
+    return grad
+
+
+@backward(torch.sub, wrt="other")
+def sub_other(grad, alpha):
+    return -grad if alpha == 1 else grad * -conj(alpha)
+
+
+# rsub: b - alpha a
+
+
+@backward(torch.rsub, wrt="input")
+def rsub_input(grad, alpha):
+    return -grad if alpha == 1 else grad * -conj(alpha)
+
+
+@backward(torch.rsub, wrt="other")
+def rsub_other(grad):
+    return grad
+
+
 @backward(torch.mul, wrt="input")
 def mul_input(grad, other):
     return grad * conj(other)
@@ -28,13 +54,117 @@ def mul_other(grad, input):
     return grad * conj(input)
 
 
-@backward(torch.tanh)
-def tanh(grad, result):
-    return grad * (1 - result * result).conj()
+# div: a / b. Rounded to whole numbers, a quotient is constant between its jumps.
 
 
-@backward(torch.sum)
-def sum(grad, input_shape, dim, keepdim):
-    from ops_registry.rules.helpers import restore_dims
+@backward(torch.div, wrt="input")
+def div_input(grad, other, rounding_mode):
+    return None if rounding_mode else grad / conj(other)
 
-    return restore_dims(grad, input_shape, dim, keepdim).expand(input_shape)
+
+@backward(torch.div, wrt="other")
+def div_other(grad, input, other, rounding_mode):
+    # Divided twice rather than once by the square: b*b underflows long before b does.
+    return None if rounding_mode else -(grad * conj(input / other / other))
+
+
+@backward(torch.floor_divide, wrt="input")
+@backward(torch.floor_divide, wrt="other")
+def floor_divide(grad):
+    return None
+
+
+# fmod: a - b trunc(a / b), and remainder: a - b floor(a / b)
+
+
+@backward(torch.fmod, wrt="input")
+def fmod_input(grad):
+    return grad
+
+
+@backward(torch.fmod, wrt="other")
+def fmod_other(grad, input, other):
+    return -(grad * torch.div(input, other, rounding_mode="trunc"))
+
+
+@backward(torch.remainder, wrt="input")
+def remainder_input(grad):
+    return grad
+
+
+@backward(torch.remainder, wrt="other")
+def remainder_other(grad, input, other):
+    return -(grad * torch.div(input, other, rounding_mode="floor"))
+
+
+@backward(torch.neg)
+def neg(grad):
+    return -grad
+
+
+@backward(torch.positive)
+def positive(grad):
+    return grad
+
+
+@backward(torch.reciprocal)
+def reciprocal(grad, result):
+    return -(grad * conj(result * result))
+
+
+# addcmul: a + value b c
+
+
+@backward(torch.addcmul, wrt="input")
+def addcmul_input(grad):
+    return grad
+
+
+@backward(torch.addcmul, wrt="tensor1")
+def addcmul_tensor1(grad, tensor2, value):
+    return _scaled(grad, value) * conj(tensor2)
+
+
+@backward(torch.addcmul, wrt="tensor2")
+def addcmul_tensor2(grad, tensor1, value):
+    return _scaled(grad, value) * conj(tensor1)
+
+
+# addcdiv: a + value b / c
+
+
+@backward(torch.addcdiv, wrt="input")
+def addcdiv_input(grad):
+    return grad
+
+
+@backward(torch.addcdiv, wrt="tensor1")
+def addcdiv_tensor1(grad, tensor2, value):
+    return _scaled(grad, value) / conj(tensor2)
+
+
+@backward(torch.addcdiv, wrt="tensor2")
+def addcdiv_tensor2(grad, tensor1, tensor2, value):
+    return -(_scaled(grad, value) * conj(tensor1 / tensor2 / tensor2))
+
+
+def _scaled(grad, value):
+    return grad if value == 1 else grad * conj(value)
+
+
+# lerp: a + weight (b - a)
+
+
+@backward(torch.lerp, wrt="input")
+def lerp_input(grad, weight):
+    return grad * (1 - conj(weight))
+
+
+@backward(torch.lerp, wrt="end")
+def lerp_end(grad, weight):
+    return grad * conj(weight)
+
+
+@backward(torch.lerp, wrt="weight")
+def lerp_weight(grad, input, end):
+    return grad * conj(end - input)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ def reduced_dims(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The dimensions that a reduction with argument ``dim`` takes away, ascending and not negative; all for None or ()."""
     if dim is None or rank == 0:
         return tuple(range(rank))
-    dims = (dim,) if isinstance(dim, int) else tuple(dim)
+    dims = tuple(dim) if isinstance(dim, list | tuple) else (int(dim),)
     return tuple(sorted(d % rank for d in dims)) if dims else tuple(range(rank))
 
 
@@ -30,3 +31,37 @@ def restore_dims(value: torch.Tensor, shape: Sequence[int], dim: int | Sequence[
     for d in reduced_dims(dim, len(shape)):
         value = value.unsqueeze(d)
     return value
+
+
+def spread(value: torch.Tensor, shape: Sequence[int], dim: int | Sequence[int] | None, keepdim: bool) -> torch.Tensor:
+    """``value``, a reduction of a tensor of ``shape``, repeated along what was reduced, without taking memory."""
+    return (value if dim is None else restore_dims(value, shape, dim, keepdim)).expand(shape)
+
+
+def reduced_count(shape: Sequence[int], dim: int | Sequence[int] | None) -> int:
+    """How many elements of a tensor of ``shape`` go into one element of its reduction."""
+    return math.prod(shape) if dim is None else math.prod(shape[d] for d in reduced_dims(dim, len(shape)))
+
+
+def put_back(grad: torch.Tensor, indices: torch.Tensor, shape: Sequence[int], dim: int, keepdim: bool) -> torch.Tensor:
+    """Zeros of ``shape`` with ``grad`` where ``indices`` say along ``dim``: the transpose of picking elements there."""
+    return grad.new_zeros(shape).scatter(
+        dim, restore_dims(indices, shape, dim, keepdim), restore_dims(grad, shape, dim, keepdim)
+    )
+
+
+def share(grad: torch.Tensor, ties: torch.Tensor, dim: int | Sequence[int] | None) -> torch.Tensor:
+    """``grad``, with reduced dimensions kept, in equal parts for the elements of the mask ``ties`` along ``dim``."""
+    count = ties.sum(dim, keepdim=dim is not None)
+    # float16 has no number above 65504: a count beyond would become inf.
+    wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
+    return (wide / count).to(grad.dtype) * ties
+
+
+def exclusive_cumprod(value: torch.Tensor, dim: int) -> torch.Tensor:
+    """For each element the product of those before it along ``dim``."""
+    size = value.shape[dim]
+    if size == 0:
+        return value
+    ones = torch.ones_like(value.narrow(dim, 0, 1))
+    return torch.cat((ones, value.narrow(dim, 0, size - 1)), dim).cumprod(dim)

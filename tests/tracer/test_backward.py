@@ -230,3 +230,30 @@ def test_grad_mode_is_what_it_was_after_a_failed_backward() -> None:
     with pytest.raises(ZeroDivisionError):
         y.backward()
     assert torch.is_grad_enabled()
+
+
+def test_a_gradient_of_zero_is_zeros_and_not_none() -> None:
+    x = leaf(1.5, 2.5)
+    (x * 3).floor().sum().backward()
+    assert x.grad.tolist() == [0.0, 0.0]
+
+
+def test_a_zero_gradient_adds_nothing_where_another_arrives() -> None:
+    x = leaf(1.5, 2.5)
+    y = x * 3
+    (y.floor() + y).sum().backward()
+    assert x.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_hook_sees_a_zero_gradient() -> None:
+    x, seen = leaf(1.5), []
+    y = x * 3
+    y.register_hook(seen.append)
+    y.floor().sum().backward()
+    assert [g.tolist() for g in seen] == [[0.0]]
+
+
+def test_grad_of_zero_is_zeros_for_results_too() -> None:
+    x = leaf(1.5)
+    y = x * 3
+    assert [g.tolist() for g in torch.autograd.grad(y.floor().sum(), [y, x])] == [[0.0], [0.0]]

@@ -1,0 +1,345 @@
+"""Activation functions. Most gradients are torch's own fused kernels, which have rules too, for second derivatives."""
+
+import math
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward
+from ops_registry.rules.helpers import conj
+
+aten = torch.ops.aten
+nn = torch._C._nn
+
+#: selu(x) is elu(x, ALPHA, SCALE): the values for which means 0 and variances 1 stay so from layer to layer.
+SELU_ALPHA = 1.6732632423543772848170429916717
+SELU_SCALE = 1.0507009873554804934193349852946
+
+
+# Piecewise linear ones: the slope is 0 or a constant on each piece, and 0 at the kinks of relu, hardtanh and the like.
+
+
+@backward(torch.relu)
+def relu(grad, result):
+    return aten.threshold_backward(grad, result, 0)
+
+
+@backward(torch.threshold)
+def threshold(grad, input, threshold):
+    return aten.threshold_backward(grad, input, threshold)
+
+
+@backward(nn.leaky_relu)
+def leaky_relu(grad, input, negative_slope):
+    return aten.leaky_relu_backward(grad, input, negative_slope, False)
+
+
+@backward(nn.hardtanh)
+def hardtanh(grad, input, min_val, max_val):
+    return aten.hardtanh_backward(grad, input, min_val, max_val)
+
+
+@backward(nn.relu6)
+def relu6(grad, input):
+    return aten.hardtanh_backward(grad, input, 0, 6)
+
+
+@backward(nn.hardsigmoid)
+def hardsigmoid(grad, input):
+    return aten.hardsigmoid_backward(grad, input)
+
+
+@backward(torch.hardshrink)
+def hardshrink(grad, input, lambd):
+    return aten.hardshrink_backward(grad, input, lambd)
+
+
+@backward(nn.softshrink)
+def softshrink(grad, input, lambd):
+    return aten.softshrink_backward(grad, input, lambd)
+
+
+@backward(aten.threshold_backward, wrt="grad_output")
+def threshold_backward(grad, input, threshold):
+    return aten.threshold_backward(grad, input, threshold)
+
+
+@backward(aten.leaky_relu_backward, wrt="grad_output")
+def leaky_relu_backward(grad, input, negative_slope, self_is_result):
+    return aten.leaky_relu_backward(grad, input, negative_slope, self_is_result)
+
+
+@backward(aten.hardtanh_backward, wrt="grad_output")
+def hardtanh_backward(grad, input, min_val, max_val):
+    return aten.hardtanh_backward(grad, input, min_val, max_val)
+
+
+@backward(aten.hardsigmoid_backward, wrt="grad_output")
+def hardsigmoid_backward(grad, input):
+    return aten.hardsigmoid_backward(grad, input)
+
+
+@backward(aten.hardshrink_backward, wrt="grad_out")
+def hardshrink_backward(grad, input, lambd):
+    return aten.hardshrink_backward(grad, input, lambd)
+
+
+@backward(aten.softshrink_backward, wrt="grad_output")
+def softshrink_backward(grad, input, lambd):
+    return aten.softshrink_backward(grad, input, lambd)
+
+
+@backward(aten.threshold_backward, wrt="input")
+@backward(aten.leaky_relu_backward, wrt="input")
+@backward(aten.hardtanh_backward, wrt="input")
+@backward(aten.hardsigmoid_backward, wrt="input")
+@backward(aten.hardshrink_backward, wrt="input")
+@backward(aten.softshrink_backward, wrt="input")
+def slope_is_constant(grad):
+    return None
+
+
+# rrelu: a leaky relu whose slope is drawn per element when training, and the middle of the range otherwise
+
+
+def rrelu_forward(input, lower, upper, training, generator):
+    """The result, and the slope of each element as by-product."""
+    noise = torch.empty_like(input, memory_format=torch.contiguous_format)  # the kernel fills it in this order
+    result = nn.rrelu_with_noise(input, noise, lower, upper, training, generator)
+    if not training:
+        noise = aten.leaky_relu_backward(torch.ones_like(input), input, (lower + upper) / 2, False)
+    return result, {"slope": noise}
+
+
+@backward(torch.rrelu, forward=rrelu_forward)
+def rrelu(grad, slope):
+    return grad * slope
+
+
+@backward(nn.rrelu_with_noise)
+def rrelu_with_noise(grad, input, noise, lower, upper, training):
+    if not training:
+        return aten.leaky_relu_backward(grad, input, (lower + upper) / 2, False)
+    if not noise.is_contiguous():
+        raise UnsupportedCallError(
+            "rrelu_with_noise fills a noise that is not contiguous in another order than it uses it"
+        )
+    return grad * noise
+
+
+# prelu: max(0, x) + weight * min(0, x), with one weight for all or one per channel
+
+
+@backward(torch.prelu, wrt=("input", "weight"))
+def prelu(grad, input, weight):
+    along_channels = (-1,) + (1,) * (input.dim() - 2) if input.dim() > 1 else (1,) * input.dim()
+    shaped = weight.reshape(along_channels)
+    for_input, for_weight = aten._prelu_kernel_backward(grad, input, shaped)
+    return for_input, for_weight.sum_to_size(shaped.shape).reshape(weight.shape)
+
+
+@backward(torch._prelu_kernel, wrt=("input", "weight"))
+def prelu_kernel(grad, input, weight):
+    return aten._prelu_kernel_backward(grad, input, weight)
+
+
+@backward(aten._prelu_kernel_backward, wrt=("grad_output", "input", "weight"))
+def prelu_kernel_backward(grad, grad_output, input, weight, needs):
+    # It returns (g, 0) where x > 0 and (weight g, x g) elsewhere.
+    for_input, for_weight = (torch.zeros_like(grad_output) if g is None else g for g in grad)
+    positive, zero = input > 0, torch.zeros_like(grad_output)
+    return (
+        torch.where(positive, for_input, for_input * weight + for_weight * input) if needs[0] else None,
+        torch.where(positive, zero, for_weight * grad_output) if needs[1] else None,
+        torch.where(positive, zero, for_input * grad_output) if needs[2] else None,
+    )
+
+
+# elu: scale x above 0, scale alpha (exp(input_scale x) - 1) below
+
+
+@backward(nn.elu)
+def elu(grad, input, alpha, scale, input_scale):
+    return aten.elu_backward(grad, alpha, scale, input_scale, False, input)
+
+
+@backward(torch.selu)
+def selu(grad, input):
+    return aten.elu_backward(grad, SELU_ALPHA, SELU_SCALE, 1, False, input)
+
+
+@backward(torch.celu)
+def celu(grad, input, alpha):
+    return aten.elu_backward(grad, alpha, 1, 1 / alpha, False, input)
+
+
+@backward(aten.elu_backward, wrt="grad_output")
+def elu_backward(grad, alpha, scale, input_scale, is_result, self_or_result):
+    return aten.elu_backward(grad, alpha, scale, input_scale, is_result, self_or_result)
+
+
+@backward(aten.elu_backward, wrt="self_or_result")
+def elu_backward_self_or_result(grad, grad_output, alpha, scale, input_scale, is_result, self_or_result):
+    # Below 0 the slope is input_scale (y + scale alpha) in terms of the result y.
+    bend = input_scale
+    if not is_result:
+        bend = scale * alpha * input_scale**2 * (self_or_result * input_scale).exp()
+    return torch.where(self_or_result > 0, 0, grad * grad_output * bend)
+
+
+# gelu: x P(x), with the normal distribution P (density p), or its approximation (1 + tanh u) / 2, u = k (x + c x³)
+
+
+@backward(nn.gelu)
+def gelu(grad, input, approximate):
+    return aten.gelu_backward(grad, input, approximate=approximate)
+
+
+@backward(aten.gelu_backward, wrt="grad_output")
+def gelu_backward(grad, input, approximate):
+    return aten.gelu_backward(grad, input, approximate=approximate)
+
+
+@backward(aten.gelu_backward, wrt="input")
+def gelu_backward_input(grad, grad_output, input, approximate):
+    x = input
+    if approximate == "none":
+        # (P + x p)' = 2 p + x p', p' = -x p
+        bend = (2 - x * x) * (x * x / -2).exp() / math.sqrt(2 * math.pi)
+    else:
+        k, c = math.sqrt(2 / math.pi), 0.044715
+        t = (k * (x + c * x * x * x)).tanh()
+        u1, u2 = k * (1 + 3 * c * x * x), k * 6 * c * x
+        # ((1 + t) / 2 + x t' / 2)' = t' + x t'' / 2, t' = (1 - t²) u', t'' = (1 - t²) (u'' - 2 t u'²)
+        bend = (1 - t * t) * (u1 + x * (u2 / 2 - t * u1 * u1))
+    return grad * grad_output * bend
+
+
+# silu: x s(x), with the sigmoid s
+
+
+@backward(nn.silu)
+def silu(grad, input):
+    return aten.silu_backward(grad, conj(input))
+
+
+# The kernel multiplies by silu'(x), and does not conjugate it.
+
+
+@backward(aten.silu_backward, wrt="grad_output")
+def silu_backward(grad, input):
+    return aten.silu_backward(grad, conj(input))
+
+
+@backward(aten.silu_backward, wrt="input")
+def silu_backward_input(grad, grad_output, input):
+    s = input.sigmoid()
+    # (s + x s')' = 2 s' + x s'', s' = s (1 - s), s'' = s' (1 - 2 s)
+    return grad * conj(grad_output * s * (1 - s) * (2 + input * (1 - 2 * s)))
+
+
+# mish: x tanh(softplus(x))
+
+
+@backward(nn.mish)
+def mish(grad, input):
+    return aten.mish_backward(grad, input)
+
+
+@backward(aten.mish_backward, wrt="grad_output")
+def mish_backward(grad, input):
+    return aten.mish_backward(grad, input)
+
+
+@backward(aten.mish_backward, wrt="input")
+def mish_backward_input(grad, grad_output, input):
+    s, t = input.sigmoid(), nn.softplus(input).tanh()
+    # (t + x t')' = 2 t' + x t'', t' = (1 - t²) s, t'' = t' (1 - s - 2 t s)
+    return grad * grad_output * (1 - t * t) * s * (2 + input * (1 - s - 2 * t * s))
+
+
+# softplus: log(1 + exp(beta x)) / beta, and x itself where beta x > threshold
+
+
+@backward(nn.softplus)
+def softplus(grad, input, beta, threshold):
+    return aten.softplus_backward(grad, input, beta, threshold)
+
+
+@backward(aten.softplus_backward, wrt="grad_output")
+def softplus_backward(grad, input, beta, threshold):
+    return aten.softplus_backward(grad, input, beta, threshold)
+
+
+@backward(aten.softplus_backward, wrt="input")
+def softplus_backward_input(grad, grad_output, input, beta, threshold):
+    s = (input * beta).sigmoid()
+    return torch.where(input * beta > threshold, 0, grad * grad_output * beta * s * (1 - s))
+
+
+# log_sigmoid: log(s(x))
+
+
+def log_sigmoid_forward(input):
+    """The result, and the buffer of intermediate values that torch's backward kernel takes."""
+    result, buffer = aten.log_sigmoid_forward(input)
+    return result, {"buffer": buffer}
+
+
+@backward(nn.log_sigmoid, forward=log_sigmoid_forward)
+def log_sigmoid(grad, input, buffer):
+    return aten.log_sigmoid_backward(grad, input, buffer)
+
+
+@backward(aten.log_sigmoid_backward, wrt="grad_output")
+def log_sigmoid_backward(grad, input, buffer):
+    return aten.log_sigmoid_backward(grad, input, buffer)
+
+
+@backward(aten.log_sigmoid_backward, wrt="input")
+def log_sigmoid_backward_input(grad, grad_output, input):
+    s = input.sigmoid()
+    return -grad * grad_output * s * (1 - s)
+
+
+# hardswish: x (x + 3) / 6 between -3 and 3, 0 below, x above
+
+
+@backward(nn.hardswish)
+def hardswish(grad, input):
+    return aten.hardswish_backward(grad, input)
+
+
+@backward(aten.hardswish_backward, wrt="grad_output")
+def hardswish_backward(grad, input):
+    return aten.hardswish_backward(grad, input)
+
+
+@backward(aten.hardswish_backward, wrt="input")
+def hardswish_backward_input(grad, grad_output, input):
+    return torch.where(input.abs() < 3, grad * grad_output / 3, 0)
+
+
+# glu: a s(b), with a and b the halves of the input
+
+
+@backward(nn.glu)
+def glu(grad, input, dim):
+    return aten.glu_backward(grad, input, dim)
+
+
+@backward(aten.glu_backward, wrt="grad_output")
+def glu_backward(grad, input, dim):
+    a, b = input.chunk(2, dim)
+    for_a, for_b = grad.chunk(2, dim)
+    s = b.sigmoid()
+    return for_a * s + for_b * a * s * (1 - s)
+
+
+@backward(aten.glu_backward, wrt="input")
+def glu_backward_input(grad, grad_output, input, dim):
+    a, b = input.chunk(2, dim)
+    for_a, for_b = grad.chunk(2, dim)
+    s = b.sigmoid()
+    slope = grad_output * s * (1 - s)
+    return torch.cat((for_b * slope, (for_a + for_b * a * (1 - 2 * s)) * slope), dim)

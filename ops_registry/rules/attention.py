@@ -1,0 +1,184 @@
+"""Scaled dot product attention ``O = dropout(P) V`` with ``P = softmax(Z)`` and scores ``Z = s Q K^T + mask``.
+
+Where torch would take its fused kernel for the CPU, that kernel runs here, forward and backward, and no matrix of the size of ``Z`` is ever
+kept. Elsewhere ``P`` is computed and kept.
+"""
+
+import math
+
+import torch
+from torch.nn.attention import SDPBackend
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward
+from ops_registry.rules.dropout import drop, undrop
+from ops_registry.rules.kernels import total
+
+aten = torch.ops.aten
+flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+
+
+def wide(x):
+    """``x`` in a dtype in which sums over it are exact enough."""
+    return x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+
+
+def factor(query, scale):
+    """The ``s`` in ``s Q K^T``."""
+    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+
+
+def per_head(x, heads):
+    """Keys or values with each head repeated for all the query heads that it serves."""
+    return x if x.shape[-3] == heads else x.repeat_interleave(heads // x.shape[-3], -3)
+
+
+def merged(grad, heads):
+    """The adjoint of ``per_head``: the sum over the query heads that each of ``heads`` heads serves."""
+    if grad.shape[-3] == heads:
+        return grad
+    return grad.reshape(*grad.shape[:-3], heads, -1, *grad.shape[-2:]).sum(-3)
+
+
+def additive(mask, dtype):
+    """A mask of bools, True where attention is paid, as one to be added to the scores."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill(~mask, -math.inf)
+
+
+def attention_weights(query, key, mask, is_causal, s):
+    """``P``. The scale is split between queries and keys, as in torch, so that half precision does not overflow."""
+    root = math.sqrt(abs(s))
+    scores = (query * math.copysign(root, s)) @ (key * root).transpose(-2, -1)
+    if is_causal:
+        allowed = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+        scores = scores.masked_fill(~allowed, -math.inf)
+    if mask is not None:
+        scores = scores + additive(mask, scores.dtype)
+    return torch._safe_softmax(scores, -1)
+
+
+def takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
+    """Whether torch would take its fused kernel for the CPU. That kernel gives no gradient of the mask."""
+    if query.device.type != "cpu" or (mask is not None and (mask.requires_grad or mask.dtype != query.dtype)):
+        return False
+    choice = torch._fused_sdp_choice(
+        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
+    return choice == SDPBackend.FLASH_ATTENTION.value
+
+
+def forward_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    mask = additive(attn_mask, query.dtype)
+    if takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
+        result, logsumexp = flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
+        return result, {"output": result, "logsumexp": logsumexp, "weights": None, "kept": None}
+    if is_causal and attn_mask is not None:
+        raise UnsupportedCallError("scaled_dot_product_attention: attn_mask and is_causal=True exclude each other")
+    dtype, s = query.dtype, factor(query, scale)
+    query, key, value = wide(query), wide(key), wide(value)
+    if enable_gqa:
+        key, value = per_head(key, query.shape[-3]), per_head(value, query.shape[-3])
+    weights, kept = attention_weights(query, key, attn_mask, is_causal, s), None
+    paid = weights
+    if dropout_p > 0:
+        paid, kept = drop(weights, dropout_p) if dropout_p < 1 else (weights * 0, None)
+    return (paid @ value).to(dtype), {"output": None, "logsumexp": None, "weights": weights, "kept": kept}
+
+
+@backward(
+    torch._C._nn.scaled_dot_product_attention,
+    wrt=("query", "key", "value", "attn_mask"),
+    forward=forward_attention,
+)
+def scaled_dot_product_attention(
+    grad, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, output, logsumexp, weights, kept, needs
+):
+    """dV = drop(P)^T G and dP = undrop(G V^T), from which dZ by softmax; dQ = s dZ K and dK = s dZ^T Q."""
+    if weights is None:
+        mask = additive(attn_mask, query.dtype)
+        gradients = flash_backward(
+            grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=mask, scale=scale
+        )
+        return *gradients, None
+    s = factor(query, scale)
+    grad, query, key, value = wide(grad), wide(query), wide(key), wide(value)
+    heads = [x.shape[-3] if enable_gqa else None for x in (key, value)]
+    if enable_gqa:
+        key, value = per_head(key, query.shape[-3]), per_head(value, query.shape[-3])
+    if torch.is_grad_enabled():  # what was kept is a constant: compute it again, on record
+        weights = attention_weights(query, key, attn_mask, is_causal, s)
+
+    def dropped(x):
+        return x if dropout_p == 0 else x * 0 if kept is None else undrop(x, kept, dropout_p)
+
+    by_query = by_key = by_value = by_scores = None
+    if needs[2]:
+        by_value = dropped(weights).transpose(-2, -1) @ grad
+    if needs[0] or needs[1] or needs[3]:
+        by_weights = dropped(grad @ value.transpose(-2, -1))
+        by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
+        by_query = (by_scores @ key) * s if needs[0] else None
+        by_key = (by_scores.transpose(-2, -1) @ query) * s if needs[1] else None
+    if enable_gqa:
+        by_key = None if by_key is None else merged(by_key, heads[0])
+        by_value = None if by_value is None else merged(by_value, heads[1])
+    return by_query, by_key, by_value, by_scores
+
+
+@backward(flash, wrt=("query", "key", "value"))
+def flash_attention(grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask, scale):
+    g, by_logsumexp = grad
+    if by_logsumexp is not None:
+        raise UnsupportedCallError("the logsumexp of fused attention has no gradient here: compute it from the scores")
+    return flash_backward(
+        g, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
+    )
+
+
+# The kernel returns dQ = s dZ K, dK = s dZ^T Q and dV = P^T G, where dZ = P * (dP - rows(P * dP)) and dP = G V^T. Against cotangents
+# A, B, C and with T = s (A K^T + Q B^T) that is
+#     S = <T, dZ> + <P, G C^T> = <P * (T - rows(P * T)), dP> + <P, G C^T>,
+# as the derivative of softmax is symmetric. ``out`` and ``logsumexp`` are functions of the other arguments, and counted there.
+
+
+@backward(flash_backward, wrt=("grad_out", "query", "key", "value"))
+def flash_attention_backward(grad, grad_out, query, key, value, is_causal, attn_mask, scale, needs):
+    s, heads = factor(query, scale), (query.shape[-3], key.shape[-3])
+    g, q, k, v, a, b, c = (None if x is None else wide(x) for x in (grad_out, query, key, value, *grad))
+    k, v, b, c = (None if x is None else per_head(x, heads[0]) for x in (k, v, b, c))
+
+    def rows(x):
+        return x.sum(-1, keepdim=True)
+
+    p = attention_weights(q, k, attn_mask, is_causal, s)
+    by_p = None if c is None else g @ c.transpose(-2, -1)
+    by_g = None if c is None else p @ c
+    by_q = by_k = by_v = None
+    t = total(None if a is None else a @ k.transpose(-2, -1), None if b is None else q @ b.transpose(-2, -1))
+    if t is not None:
+        t = t * s
+        dp = g @ v.transpose(-2, -1)
+        t_rows, dp_rows = rows(p * t), rows(p * dp)
+        dz = p * (dp - dp_rows)
+        e = p * (t - t_rows)
+        by_g, by_v = total(by_g, e @ v), e.transpose(-2, -1) @ g
+        by_p = total(by_p, t * dp - t_rows * dp - dp_rows * t)
+        by_q = None if b is None else dz @ b
+        by_k = None if a is None else dz.transpose(-2, -1) @ a
+    if by_p is not None:
+        f = p * (by_p - rows(p * by_p))
+        by_q, by_k = total(by_q, f @ k), total(by_k, f.transpose(-2, -1) @ q)
+    return (
+        by_g,
+        None if by_q is None else by_q * s,
+        None if by_k is None else merged(by_k * s, heads[1]),
+        None if by_v is None else merged(by_v, heads[1]),
+    )
+
+
+@backward(flash_backward, wrt=("out", "logsumexp"))
+def flash_attention_backward_results(grad):
+    return None

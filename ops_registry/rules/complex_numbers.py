@@ -1,0 +1,74 @@
+"""Complex numbers and their parts. Gradients follow torch: ``g`` pairs with ``dz`` as ``Re(conj(g) dz)``."""
+
+import torch
+
+from ops_registry.registry import backward
+from ops_registry.rules.helpers import conj as conjugate
+
+
+@backward(torch.real)
+def real(grad):
+    return grad
+
+
+@backward(torch.imag)
+def imag(grad):
+    return grad * 1j
+
+
+@backward(torch.conj)
+@backward(torch.conj_physical)
+def conj(grad):
+    return conjugate(grad)
+
+
+@backward(torch.resolve_conj)
+@backward(torch.resolve_neg)
+def resolve(grad):
+    return grad
+
+
+@backward(torch.angle)
+def angle(grad, input):
+    """Turning z by i z/|z|^2 changes the angle by 1; at 0, and on the real line, nothing flows."""
+    if not input.is_complex():
+        return None
+    zero = input == 0
+    radius = torch.where(zero, 1, input).abs()
+    return grad * (input.sgn() / radius * 1j)
+
+
+@backward(torch.view_as_real)
+def view_as_real(grad):
+    return torch.view_as_complex(grad.contiguous())
+
+
+@backward(torch.view_as_complex)
+def view_as_complex(grad):
+    return torch.view_as_real(grad.resolve_conj())
+
+
+# complex: x + i y
+
+
+@backward(torch.complex, wrt="real")
+def complex_real(grad):
+    return grad.real
+
+
+@backward(torch.complex, wrt="imag")
+def complex_imag(grad):
+    return grad.imag
+
+
+# polar: r e^(i angle)
+
+
+@backward(torch.polar, wrt="abs")
+def polar_abs(grad, angle):
+    return (grad * conjugate(torch.polar(torch.ones_like(angle), angle))).real
+
+
+@backward(torch.polar, wrt="angle")
+def polar_angle(grad, result):
+    return (grad * conjugate(result)).imag  # the real part of grad * conj(i result)

@@ -1,0 +1,103 @@
+"""Determinants and their logarithms.
+
+The derivative of det is the matrix of cofactors. Every matrix has one: nothing here divides by the determinant.
+"""
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from ops_registry.registry import backward, decomposition
+from ops_registry.rules.helpers import conj
+
+
+def cofactors(matrix):
+    """The conjugated cofactors, conj(det A) A⁻ᴴ where A can be inverted: d det A = Σ conj(C_ij) dA_ij.
+
+    Zero pivots of A = PLU are moved by one rounding error. That moves the cofactors, polynomials in A, as little; the
+    large inverse is taken back by the small determinant.
+    """
+    if has_torch_function((matrix,)):
+        return handle_torch_function(cofactors, (matrix,), matrix)
+    if matrix.numel() == 0:
+        return torch.zeros_like(matrix)
+    LU, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+    diagonal = LU.diagonal(dim1=-2, dim2=-1)
+    largest = LU.abs().amax((-2, -1)).unsqueeze(-1)
+    rounding = torch.finfo(LU.dtype).eps * torch.where(largest > 0, largest, 1)
+    moved = torch.where(diagonal == 0, rounding.to(LU.dtype), diagonal)
+    swaps = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)).sum(-1)
+    det = moved.prod(-1) * (1 - 2 * (swaps % 2))
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    scaled = conj(det)[..., None, None] * identity
+    return torch.linalg.lu_solve(LU + torch.diag_embed(moved - diagonal), pivots, scaled, adjoint=True)
+
+
+@backward(cofactors, wrt="matrix")
+def cofactors_matrix(grad, matrix):
+    # With A = U S Vᴴ the adjugate is φ V adj(S) Uᴴ, φ = det U det Vᴴ. At a diagonal S, in direction E, adj moves by
+    # -P_ij E_ij off the diagonal and by Σ_k P_ik E_kk on it; P_ij is the product of all singular values but two.
+    if matrix.numel() == 0:
+        return torch.zeros_like(matrix)
+    U, S, Vh = torch.linalg.svd(matrix)
+    phase = torch.linalg.det(U) * torch.linalg.det(Vh)
+    P = products_without_two(S)
+    W = conj(phase)[..., None, None] * (U.mH @ grad @ Vh.mH).mH
+    diagonal = W.diagonal(dim1=-2, dim2=-1)
+    on = (P.to(W.dtype) @ diagonal.unsqueeze(-1)).squeeze(-1)
+    off = -P * (W - torch.diag_embed(diagonal))
+    return U @ (off + torch.diag_embed(on)) @ Vh
+
+
+def products_without_two(values):
+    """P_ij is the product of all values but the i-th and j-th; 0 for i = j. No division: zeros do no harm."""
+    n = values.shape[-1]
+    identity = torch.eye(n, dtype=torch.bool, device=values.device)
+    without_one = torch.where(identity, 1, values.unsqueeze(-2))  # row i has 1 in place of its value i
+    one = torch.ones_like(without_one[..., :1])
+    before = torch.cat([one, without_one[..., :-1]], -1).cumprod(-1)
+    after = torch.cat([without_one[..., 1:], one], -1).flip(-1).cumprod(-1).flip(-1)
+    return torch.where(identity, 0, before * after)
+
+
+@backward(torch.det, wrt="input")
+def det(grad, input):
+    return grad[..., None, None] * cofactors(input)
+
+
+@backward(torch.linalg.det, wrt="A")
+def linalg_det(grad, A):
+    return grad[..., None, None] * cofactors(A)
+
+
+# d log det A = tr(A⁻¹ dA): its real part moves logabsdet, its imaginary part turns the sign
+
+
+def _slogdet(grad, matrix, sign):
+    grad_sign, grad_logabsdet = grad
+    if grad_sign is not None and sign.is_complex():
+        turn = -1j * (conj(grad_sign) * sign).imag
+        factor = turn if grad_logabsdet is None else turn + grad_logabsdet
+    elif grad_logabsdet is not None:
+        factor = grad_logabsdet
+    else:
+        return None
+    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    return torch.linalg.solve_ex(matrix.mH, factor[..., None, None] * identity)[0]
+
+
+@backward(torch.slogdet, wrt="input")
+def slogdet(grad, input, sign):
+    return _slogdet(grad, input, sign)
+
+
+@backward(torch.linalg.slogdet, wrt="A")
+def linalg_slogdet(grad, A, sign):
+    return _slogdet(grad, A, sign)
+
+
+@decomposition(torch.logdet)
+def logdet(input):
+    sign, logabsdet = torch.linalg.slogdet(input)
+    if sign.is_complex():
+        return sign.log() + logabsdet
+    return torch.where(sign == -1, torch.nan, logabsdet)

@@ -1,0 +1,83 @@
+"""Looking up rows of a table: embedding, embedding_bag, one_hot."""
+
+import torch
+
+from ops_registry.registry import backward, no_gradient
+
+no_gradient(torch._C._nn.one_hot)
+
+
+@backward(torch.embedding)
+def embedding(grad, weight_shape, indices, padding_idx, scale_grad_by_freq, sparse):
+    if sparse:
+        return torch.ops.aten.embedding_sparse_backward(grad, indices, weight_shape[0], padding_idx, scale_grad_by_freq)
+    return torch.ops.aten.embedding_dense_backward(grad, indices, weight_shape[0], padding_idx, scale_grad_by_freq)
+
+
+@backward(torch.ops.aten.embedding_dense_backward)
+def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
+    rows = torch.embedding(grad, indices)
+    if scale_grad_by_freq:
+        rows = rows / _frequency(indices, num_weights).unsqueeze(-1)
+    return rows if padding_idx < 0 else rows.masked_fill((indices == padding_idx).unsqueeze(-1), 0)
+
+
+def _frequency(indices, size):
+    """How often each of ``indices`` occurs among them."""
+    return torch.bincount(indices.reshape(-1), minlength=size)[indices]
+
+
+# embedding_bag: row b of the result is the sum, mean or maximum of the rows of the table that bag b names
+
+_SUM, _MEAN, _MAX = range(3)
+
+
+def _bags(
+    weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
+):
+    """The op, and the bag that each index is in, how many rows each bag takes, and where each maximum came from."""
+    none = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    result = torch._embedding_bag(
+        weight,
+        indices,
+        offsets,
+        bool(scale_grad_by_freq),
+        mode or 0,
+        False,
+        per_sample_weights,
+        bool(include_last_offset),
+        none,
+    )
+    starts = offsets[:-1] if include_last_offset else offsets
+    order = torch.arange(indices.numel(), dtype=starts.dtype, device=indices.device)
+    bag = torch.searchsorted(starts.contiguous(), order, right=True) - 1
+    taken = None if none < 0 else indices != none
+    counted = torch.ones_like(indices) if taken is None else taken.to(indices.dtype)
+    size = torch.zeros_like(starts, dtype=indices.dtype).index_add_(0, bag, counted)
+    return result, {"bag": bag, "size": size, "taken": taken, "chosen": result[3] if mode == _MAX else None}
+
+
+@backward(torch.embedding_bag, wrt="weight", forward=_bags)
+def embedding_bag_weight(
+    grad, weight_shape, indices, scale_grad_by_freq, mode, sparse, per_sample_weights, bag, size, taken, chosen
+):
+    if mode == _MAX:
+        return grad.new_zeros(weight_shape).scatter_add(0, chosen, torch.where((size > 0).unsqueeze(1), grad, 0))
+    rows = grad.index_select(0, bag)
+    if mode == _MEAN:
+        rows = rows / size[bag].clamp(min=1).unsqueeze(1)
+    if per_sample_weights is not None:
+        rows = rows * per_sample_weights.unsqueeze(1)
+    if scale_grad_by_freq:
+        rows = rows / _frequency(indices, weight_shape[0]).unsqueeze(1)
+    if taken is not None:
+        rows = rows.masked_fill(~taken.unsqueeze(1), 0)
+    if sparse:
+        return torch.sparse_coo_tensor(indices.unsqueeze(0), rows, weight_shape, check_invariants=False)
+    return grad.new_zeros(weight_shape).index_add(0, indices, rows)
+
+
+@backward(torch.embedding_bag, wrt="per_sample_weights")
+def embedding_bag_per_sample_weights(grad, weight, indices, bag, taken):
+    products = (grad.index_select(0, bag) * weight.index_select(0, indices)).sum(1)
+    return products if taken is None else products.masked_fill(~taken, 0)

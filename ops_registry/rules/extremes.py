@@ -1,0 +1,63 @@
+"""Largest and smallest elements. Ties share the gradient, except where an index says which element was chosen."""
+
+import torch
+
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.rules.helpers import put_back, restore_dims, share
+
+aten = torch.ops.aten
+
+
+@backward(aten.max.default)
+@backward(aten.min.default)
+def extreme_of_all(grad, input, result):
+    # One nan in the input makes the result nan: then the nans are what it came from.
+    return share(grad, (input == result) | (input != input), None)
+
+
+@backward(aten.max.dim)
+@backward(aten.min.dim)
+def extreme_along_dim(grad, input_shape, indices, dim, keepdim):
+    return put_back(grad, indices, input_shape, dim, keepdim)
+
+
+@decomposition(aten.max.other)
+def max_other(input, other):
+    return torch.maximum(input, other)
+
+
+@decomposition(aten.min.other)
+def min_other(input, other):
+    return torch.minimum(input, other)
+
+
+def _overload(packet):
+    def choose(input, dim=None, keepdim=False, **named):
+        if "other" in named or isinstance(dim, torch.Tensor):
+            return packet.other
+        return packet.default if dim is None and "axis" not in named else packet.dim
+
+    return choose
+
+
+overloaded(torch.max)(_overload(aten.max))
+overloaded(torch.min)(_overload(aten.min))
+
+
+@backward(torch.amax)
+@backward(torch.amin)
+def extreme(grad, input, input_shape, result, dim, keepdim):
+    ties = input == restore_dims(result, input_shape, dim, keepdim)
+    return share(restore_dims(grad, input_shape, dim, keepdim), ties, dim)
+
+
+@backward(torch.aminmax)
+def aminmax(grad, input, input_shape, min, max, dim, keepdim):
+    keepdim = keepdim or dim is None
+    gradient = None
+    for part, extreme in zip(grad, (min, max), strict=True):
+        if part is not None:
+            ties = input == restore_dims(extreme, input_shape, dim, keepdim)
+            shared = share(restore_dims(part, input_shape, dim, keepdim), ties, dim)
+            gradient = shared if gradient is None else gradient + shared
+    return gradient

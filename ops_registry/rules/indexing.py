@@ -1,0 +1,233 @@
+"""Reading and writing a part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice`` and their ``*_scatter`` twins."""
+
+import operator
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function_unary
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward
+
+# Reading y = x[index] is linear. Its transpose puts the gradient back where it was read and adds where one element was
+# read twice: ``placed``. Writing x[index] = v passes the rest of x on: ``cleared``. Both are ops of their own, with
+# rules, so that each costs one pass over memory and has derivatives itself.
+
+
+def placed(grad, shape, index):
+    """Zeros of ``shape`` with ``grad`` added at ``index``, an index made by ``frozen``."""
+    if has_torch_function_unary(grad):
+        return handle_torch_function(placed, (grad,), grad, shape, index)
+    zeros = grad.new_zeros(shape)
+    items = index if type(index) is tuple else (index,)
+    tensors = [i for i in items if isinstance(i, torch.Tensor)]
+    if not tensors or (len(tensors) == 1 and tensors[0].dtype is torch.bool):
+        zeros[index] = grad  # no element is read twice
+    elif len(tensors) == len(items) and all(t.dim() for t in tensors):
+        zeros.index_put_(tuple(tensors), grad, accumulate=True)
+    else:
+        view, indices = _split(items, len(shape))
+        torch.ops.aten.index_put_.default(zeros[view], indices, grad, True)
+    return zeros
+
+
+@backward(placed)
+def placed_grad(grad, index):
+    return grad[index]
+
+
+def cleared(grad, index):
+    """A copy of ``grad`` with zeros at ``index``."""
+    if has_torch_function_unary(grad):
+        return handle_torch_function(cleared, (grad,), grad, index)
+    copy = grad.clone()
+    copy[index] = 0
+    return copy
+
+
+@backward(cleared)
+def cleared_grad(grad, index):
+    return cleared(grad, index)
+
+
+def _split(items, rank):
+    """The basic part of an index, which makes a view, and for each dimension of the view the tensor that indexes it."""
+    taken = sum(_dims_taken(i) for i in items)
+    view, indices = [], []
+    for item in items:
+        if item is Ellipsis:
+            view += [slice(None)] * (rank - taken)
+            indices += [None] * (rank - taken)
+        elif isinstance(item, torch.Tensor):
+            view += [slice(None)] * item.dim() if item.dtype is torch.bool and item.dim() else [slice(None)]
+            indices.append(item)
+            if item.dtype is torch.bool and not item.dim():  # a new dimension of length 1, there or not
+                view[-1], indices[-1] = None, item.unsqueeze(0)
+        elif isinstance(item, bool):
+            view.append(None)
+            indices.append(torch.tensor([item]))
+        else:
+            view.append(item)
+            if item is None or type(item) is slice:
+                indices.append(None)
+    return tuple(view), indices
+
+
+def _dims_taken(item):
+    if item is None or item is Ellipsis or isinstance(item, bool):
+        return 0
+    return item.dim() if isinstance(item, torch.Tensor) and item.dtype is torch.bool else 1
+
+
+def frozen(index):
+    """``index`` as it reads now, whatever happens afterwards to the lists, arrays and counters in it."""
+    if isinstance(index, list) and len(index) < 32 and any(_makes_tuple(i) for i in index):
+        index = tuple(index)  # as torch reads it
+    if isinstance(index, tuple):
+        return tuple([_frozen_item(i) for i in index])
+    return _frozen_item(index)
+
+
+def _makes_tuple(item):
+    return item is None or item is Ellipsis or isinstance(item, slice | torch.Tensor) or hasattr(item, "__len__")
+
+
+def _frozen_item(item):
+    if item is None or item is Ellipsis or isinstance(item, int):
+        return item
+    if isinstance(item, slice):
+        return slice(*[b if b is None else operator.index(b) for b in (item.start, item.stop, item.step)])
+    if isinstance(item, torch.Tensor):
+        if item.dtype is torch.uint8:
+            return item.bool()  # the old kind of mask
+        return int(item) if item.dim() == 0 and item.dtype is not torch.bool else item
+    if hasattr(item, "__len__"):
+        made = torch.tensor(item)
+        return _frozen_item(made if made.numel() else made.long())
+    return operator.index(item)
+
+
+def _read(input, idx):
+    return input[idx], {"index": frozen(idx)}
+
+
+@backward(torch.Tensor.__getitem__, forward=_read)
+def getitem(grad, input_shape, index):
+    return placed(grad, input_shape, index)
+
+
+def _write(input, k, v):
+    # The write itself, in place: what is asked for of the forward is the index as it reads now.
+    input[k] = v
+    return input, {"index": frozen(k)}
+
+
+@backward(torch.Tensor.__setitem__, wrt="input", forward=_write)
+def setitem_input(grad, index):
+    return cleared(grad, index)
+
+
+@backward(torch.Tensor.__setitem__, wrt="v")
+def setitem_value(grad, index, v_shape, v_device):
+    if index is False:
+        return None  # x[False] = v writes nothing and does not look at v
+    part = grad[index].to(v_device)
+    # A value may have more leading dimensions than the place it is written to, all of length 1.
+    return part.reshape((1,) * (len(v_shape) - part.dim()) + part.shape) if len(v_shape) > part.dim() else part
+
+
+# One dimension: select, narrow, slice
+
+
+def along(dim, rank, item):
+    """The index that applies ``item`` to dimension ``dim`` of a tensor of ``rank`` dimensions."""
+    return (slice(None),) * (dim % rank) + (item,)
+
+
+@backward(torch.select)
+def select(grad, input_shape, dim, index):
+    return placed(grad, input_shape, along(dim, len(input_shape), int(index)))
+
+
+def _range(start, length, size):
+    first = int(start)
+    first = first + size if first < 0 else first
+    return slice(first, first + length)
+
+
+@backward(torch.narrow)
+def narrow(grad, input_shape, dim, start, length):
+    return placed(grad, input_shape, along(dim, len(input_shape), _range(start, length, input_shape[dim])))
+
+
+@backward(torch.narrow_copy)
+def narrow_copy(grad, input_shape, dim, start, length):
+    return placed(grad, input_shape, along(dim, len(input_shape), _range(start, length, input_shape[dim])))
+
+
+@backward(torch.ops.aten.slice)
+def slice_(grad, input_shape, dim, start, end, step):
+    return placed(grad, input_shape, along(dim, len(input_shape), slice(start, end, step)))
+
+
+# The out-of-place twins of writing: y = x with src in a place of it
+
+
+@backward(torch.select_scatter, wrt="input")
+def select_scatter_input(grad, input_shape, dim, index):
+    return cleared(grad, along(dim, len(input_shape), index))
+
+
+@backward(torch.select_scatter, wrt="src")
+def select_scatter_src(grad, dim, index):
+    return grad.select(dim, index)
+
+
+@backward(torch.slice_scatter, wrt="input")
+def slice_scatter_input(grad, input_shape, dim, start, end, step):
+    return cleared(grad, along(dim, len(input_shape), slice(start, end, step)))
+
+
+@backward(torch.slice_scatter, wrt="src")
+def slice_scatter_src(grad, input_shape, dim, start, end, step):
+    return grad[along(dim, len(input_shape), slice(start, end, step))]
+
+
+@backward(torch.diagonal_scatter, wrt="input")
+def diagonal_scatter_input(grad, src_shape, offset, dim1, dim2):
+    return grad.diagonal_scatter(grad.new_zeros(src_shape), offset, dim1, dim2)
+
+
+@backward(torch.diagonal_scatter, wrt="src")
+def diagonal_scatter_src(grad, offset, dim1, dim2):
+    return grad.diagonal(offset, dim1, dim2)
+
+
+def _write_strided(input, src, size, stride, storage_offset=None):
+    """The op, and over which element of ``input``, in reading order, each of ``src`` was written (-1: none)."""
+    result = torch.as_strided_scatter(input, src, size, stride, storage_offset)
+    start = input.storage_offset() if storage_offset is None else storage_offset
+    length = input.untyped_storage().nbytes() // input.element_size()
+    places = torch.full((length,), -1, device=input.device)
+    seen = places.as_strided(input.shape, input.stride(), input.storage_offset())
+    order = torch.arange(input.numel(), device=input.device).view(input.shape)
+    seen.copy_(order)
+    written = torch.arange(src.numel(), device=input.device).view(src.shape)
+    where = places.clone().as_strided(size, stride, start).copy_(written)
+    if not (torch.equal(seen, order) and torch.equal(where, written)):
+        raise UnsupportedCallError(
+            "as_strided_scatter: elements of the tensor or of the written part share memory: no gradient is defined. "
+            "Call it on x.contiguous() with strides that do not overlap."
+        )
+    return result, {"places": places.as_strided(size, stride, start).clone()}
+
+
+@backward(torch.as_strided_scatter, wrt="input", forward=_write_strided)
+def as_strided_scatter_input(grad, places):
+    size = grad.numel() + 1  # -1, what lies outside, goes to the extra element
+    written = places.new_zeros(size, dtype=torch.bool).index_fill(0, places.reshape(-1) % size, True)
+    return grad.masked_fill(written[:-1].view(grad.shape), 0)
+
+
+@backward(torch.as_strided_scatter, wrt="src")
+def as_strided_scatter_src(grad, places):
+    return grad.reshape(-1)[places.clamp(min=0)].masked_fill(places < 0, 0)

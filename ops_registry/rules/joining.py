@@ -1,0 +1,255 @@
+"""Tensors joined into one, one taken apart into several, and lists brought to a common shape."""
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward, decomposition, overloaded
+
+# Joining: each tensor's gradient is the part of the whole that it filled.
+
+
+def _parts(grad, shapes, lengths, dim):
+    parts = torch.split_with_sizes(grad, lengths, dim)
+    return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
+
+
+@backward(torch.cat, wrt="tensors")
+def cat(grad, tensors_shape, dim):
+    if (0,) in tensors_shape:  # such a tensor is left out, whatever the shape of the others
+        lengths = [0 if shape == (0,) else shape[dim] for shape in tensors_shape]
+        return _parts(grad, tensors_shape, lengths, dim)
+    return torch.split_with_sizes(grad, [shape[dim] for shape in tensors_shape], dim)
+
+
+@backward(torch.stack, wrt="tensors")
+def stack(grad, dim):
+    return grad.unbind(dim)
+
+
+@backward(torch.hstack, wrt="tensors")
+def hstack(grad, tensors_shape):
+    dim = 0 if len(tensors_shape[0]) <= 1 else 1
+    lengths = [0 if shape == (0,) else shape[dim] if shape else 1 for shape in tensors_shape]
+    return _parts(grad, tensors_shape, lengths, dim)
+
+
+@backward(torch.vstack, wrt="tensors")
+def vstack(grad, tensors_shape):
+    return _parts(grad, tensors_shape, [shape[0] if len(shape) > 1 else 1 for shape in tensors_shape], 0)
+
+
+@backward(torch.dstack, wrt="tensors")
+def dstack(grad, tensors_shape):
+    return _parts(grad, tensors_shape, [shape[2] if len(shape) > 2 else 1 for shape in tensors_shape], 2)
+
+
+@backward(torch.column_stack, wrt="tensors")
+def column_stack(grad, tensors_shape):
+    return _parts(grad, tensors_shape, [shape[1] if len(shape) > 1 else 1 for shape in tensors_shape], 1)
+
+
+@backward(torch._C._VariableFunctions.block_diag, wrt="tensors")
+def block_diag(grad, tensors_shape):
+    blocks, row, column = [], 0, 0
+    for shape in tensors_shape:
+        height, width = (1, *shape)[-2:] if shape else (1, 1)
+        blocks.append(grad[row : row + height, column : column + width].reshape(shape))
+        row, column = row + height, column + width
+    return blocks
+
+
+# Taking apart: the gradients of the parts are joined; parts that received nothing count as zeros.
+
+
+def _filled(grads, shapes):
+    some = next(g for g in grads if g is not None)
+    return [some.new_zeros(shape) if g is None else g for g, shape in zip(grads, shapes, strict=True)]
+
+
+def _joined(grad, result_shape, dim):
+    return torch.cat(_filled(grad, result_shape), dim)
+
+
+for _dividing in (
+    torch._C._VariableFunctions.split,
+    torch.split_with_sizes,
+    torch.unsafe_split,
+    torch.unsafe_split_with_sizes,
+    torch.chunk,
+    torch.unsafe_chunk,
+    torch.ops.aten.tensor_split.sections,
+):
+    backward(_dividing)(_joined)
+
+
+@backward(torch.unbind)
+def unbind(grad, result_shape, dim):
+    return torch.stack(_filled(grad, result_shape), dim)
+
+
+def _joined_at(grad, result_shape, input_shape, indices, dim):
+    joined = torch.cat(_filled(grad, result_shape), dim)
+    if sum(shape[dim] for shape in result_shape) == input_shape[dim]:
+        return joined
+    # Indices that do not ascend give parts that overlap.
+    if isinstance(indices, int):
+        raise UnsupportedCallError(
+            "parts that overlap have a rule where the indices are given as one tuple: x.hsplit((3, 1))"
+        )
+    taken = torch.cat(torch.arange(input_shape[dim], device=joined.device).tensor_split(indices))
+    return joined.new_zeros(input_shape).index_add(dim, taken, joined)
+
+
+@backward(torch.ops.aten.tensor_split.indices)
+def tensor_split_indices(grad, result_shape, input_shape, indices, dim):
+    return _joined_at(grad, result_shape, input_shape, indices, dim)
+
+
+@backward(torch.ops.aten.tensor_split.tensor_indices_or_sections)
+def tensor_split_tensor(grad, result_shape, input_shape, tensor_indices_or_sections, dim):
+    given = tensor_indices_or_sections.tolist()
+    if isinstance(given, int):
+        return _joined(grad, result_shape, dim)
+    return _joined_at(grad, result_shape, input_shape, given, dim)
+
+
+@backward(torch.ops.aten.hsplit.int)
+def hsplit_int(grad, result_shape):
+    return _joined(grad, result_shape, min(1, len(result_shape[0]) - 1))
+
+
+@backward(torch.ops.aten.hsplit.array)
+def hsplit_array(grad, result_shape, input_shape, indices):
+    return _joined_at(grad, result_shape, input_shape, indices, min(1, len(input_shape) - 1))
+
+
+@backward(torch.ops.aten.vsplit.int)
+def vsplit_int(grad, result_shape):
+    return _joined(grad, result_shape, 0)
+
+
+@backward(torch.ops.aten.vsplit.array)
+def vsplit_array(grad, result_shape, input_shape, indices):
+    return _joined_at(grad, result_shape, input_shape, indices, 0)
+
+
+@backward(torch.ops.aten.dsplit.int)
+def dsplit_int(grad, result_shape):
+    return _joined(grad, result_shape, 2)
+
+
+@backward(torch.ops.aten.dsplit.array)
+def dsplit_array(grad, result_shape, input_shape, indices):
+    return _joined_at(grad, result_shape, input_shape, indices, 2)
+
+
+@overloaded(torch.tensor_split)
+def tensor_split(input, *given, dim=0, **named):
+    where = next(iter((*given, *named.values())))
+    if isinstance(where, torch.Tensor):
+        return torch.ops.aten.tensor_split.tensor_indices_or_sections
+    return (
+        torch.ops.aten.tensor_split.indices if isinstance(where, list | tuple) else torch.ops.aten.tensor_split.sections
+    )
+
+
+def _by_kind_of_places(packet):
+    def choose(input, *given, **named):
+        where = next(iter((*given, *named.values())))
+        return packet.array if isinstance(where, list | tuple) or len(given) > 1 else packet.int
+
+    return choose
+
+
+overloaded(torch.hsplit)(_by_kind_of_places(torch.ops.aten.hsplit))
+overloaded(torch.vsplit)(_by_kind_of_places(torch.ops.aten.vsplit))
+overloaded(torch.dsplit)(_by_kind_of_places(torch.ops.aten.dsplit))
+
+
+# Products of lists of 1-d tensors: a gradient is summed over all dimensions but the tensor's own.
+
+
+def _sum_to_own(grad, own):
+    others = [d for d in range(grad.dim()) if d != own]
+    return grad.sum(others) if others else grad
+
+
+@backward(torch._C._VariableFunctions.cartesian_prod, wrt="tensors")
+def cartesian_prod(grad, tensors_shape):
+    lengths = [shape.numel() for shape in tensors_shape]
+    columns = grad.unbind(1) if grad.dim() == 2 else [grad]
+    return [_sum_to_own(column.reshape(lengths), d) for d, column in enumerate(columns)]
+
+
+@backward(torch.combinations)
+def combinations(grad, input_shape, r, with_replacement):
+    places = torch.arange(input_shape[0], device=grad.device)
+    chosen = torch.combinations(places, r, with_replacement)
+    return grad.new_zeros(input_shape).index_add(0, chosen.reshape(-1), grad.reshape(-1))
+
+
+# vander: the derivative of x^n is n x^(n-1).
+
+
+def _vander(grad, x):
+    """For columns x^0, x^1, ..."""
+    powers = torch.arange(1, grad.shape[-1], device=grad.device)
+    return (grad[..., 1:] * (powers * x.conj().unsqueeze(-1) ** (powers - 1))).sum(-1)
+
+
+@backward(torch.vander)
+def vander(grad, x, increasing):
+    return _vander(grad if increasing else grad.flip(-1), x)
+
+
+@backward(torch.linalg.vander)
+def linalg_vander(grad, x):
+    return _vander(grad, x)
+
+
+# Lists brought to a common rank or shape. Tensors that have it already are handed back as they are, as torch does.
+
+
+def _each(tensors, function):
+    return function(tensors) if isinstance(tensors, torch.Tensor) else tuple(function(t) for t in tensors)
+
+
+@decomposition(torch._C._VariableFunctions.atleast_1d)
+def atleast_1d(tensors):
+    return _each(tensors, lambda t: t.reshape(1) if t.dim() == 0 else t)
+
+
+@decomposition(torch._C._VariableFunctions.atleast_2d)
+def atleast_2d(tensors):
+    return _each(tensors, lambda t: t.reshape(1, 1) if t.dim() == 0 else t.unsqueeze(0) if t.dim() == 1 else t)
+
+
+@decomposition(torch._C._VariableFunctions.atleast_3d)
+def atleast_3d(tensors):
+    return _each(
+        tensors, lambda t: t if t.dim() > 2 else t.reshape(1, *(t.shape or (1,)), 1) if t.dim() < 2 else t.unsqueeze(-1)
+    )
+
+
+@decomposition(torch._C._VariableFunctions.broadcast_tensors)
+def broadcast_tensors(tensors):
+    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    return tuple(t if t.shape == shape else t.expand(shape) for t in tensors)
+
+
+@decomposition(torch._C._VariableFunctions.meshgrid)
+def meshgrid(tensors, indexing):
+    if any(t.dim() > 1 for t in tensors):
+        raise UnsupportedCallError(
+            f"meshgrid takes tensors of rank 0 or 1, got shapes {[tuple(t.shape) for t in tensors]}"
+        )
+    if indexing not in (None, "ij", "xy"):
+        raise UnsupportedCallError(f'meshgrid: indexing is "ij" or "xy", not "{indexing}"')
+    own = list(range(len(tensors)))
+    if indexing == "xy":
+        own[:2] = reversed(own[:2])
+    shape = [tensors[d].numel() for d in own]
+    return tuple(
+        t.reshape([-1 if d == i else 1 for i in range(len(own))]).expand(shape)
+        for t, d in zip(tensors, own, strict=True)
+    )

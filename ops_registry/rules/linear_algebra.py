@@ -1,0 +1,215 @@
+"""Inverses, linear systems and triangular factors.
+
+From A X = B follows A dX = dB - dA X: grad_B solves the adjoint system, and grad_A = -grad_B Xᴴ.
+"""
+
+import torch
+from torch.overrides import handle_torch_function, has_torch_function
+
+from ops_registry.registry import backward, decomposition, no_gradient
+from ops_registry.rules.helpers import conj
+
+# inverse: dY = -Y dA Y
+
+
+@backward(torch.inverse, wrt="input")
+@backward(torch.linalg.inv, wrt="A")
+def inverse(grad, result):
+    return -(result.mH @ grad @ result.mH)
+
+
+@backward(torch.linalg.inv_ex, wrt="A")
+def inv_ex(grad, inverse):
+    return -(inverse.mH @ grad @ inverse.mH)
+
+
+# Pseudo-inverse (Golub and Pereyra): dP = -P dA P + P Pᴴ dAᴴ (I - A P) + (I - P A) dAᴴ Pᴴ P
+
+
+def pinv_backward(grad, A, P):
+    adjoint, P_adjoint = grad.mH, P.mH
+    beyond_columns = adjoint - A @ (P @ adjoint)
+    beyond_rows = adjoint - (adjoint @ P) @ A
+    return beyond_columns @ P @ P_adjoint + P_adjoint @ P @ beyond_rows - P_adjoint @ grad @ P_adjoint
+
+
+@backward(torch.linalg.pinv, wrt="input")
+@backward(torch.pinverse, wrt="input")
+def pinv(grad, input, result):
+    return pinv_backward(grad, input, result)
+
+
+# Least squares: X = A⁺ B. The residual |A X - B|² is stationary in X, so only A and B themselves move it.
+
+
+def least_squares(A, B, rcond, driver):
+    """``torch.linalg.lstsq``; of its results, those that have a derivative are the solution and the residuals."""
+    if has_torch_function((A, B)):
+        return handle_torch_function(least_squares, (A, B), A, B, rcond, driver)
+    return torch.linalg.lstsq(A, B, rcond, driver=driver)
+
+
+@decomposition(torch.linalg.lstsq)
+def lstsq(input, b, rcond, driver):
+    results = least_squares(input, b, rcond, driver)
+    return type(results)((*results[:3], results[3].detach()))
+
+
+@backward(least_squares, wrt=("A", "B"))
+def least_squares_both(grad, needs, A, B, result):
+    grad_X, grad_residuals = grad[:2]
+    X = result[0]
+    vector = B.ndim == A.ndim - 1
+    if vector:
+        B, X, grad_X = (None if t is None else t.unsqueeze(-1) for t in (B, X, grad_X))
+    grad_A = grad_B = None
+    if grad_X is not None:
+        P = torch.linalg.pinv(A)
+        grad_A = pinv_backward(grad_X @ B.mH, A, P) if needs[0] else None
+        grad_B = P.mH @ grad_X
+    if grad_residuals is not None and grad_residuals.numel():
+        slope = 2 * grad_residuals.unsqueeze(-2) * (A @ X - B)
+        grad_A = slope @ X.mH if grad_A is None else grad_A + slope @ X.mH
+        grad_B = -slope if grad_B is None else grad_B - slope
+    return grad_A, grad_B.squeeze(-1) if vector and grad_B is not None else grad_B
+
+
+no_gradient(torch.linalg.matrix_rank)
+
+
+# Linear systems. `left` False stands for X A = B.
+
+
+def of_system(needs, grad, A, X, left, solve):
+    """The gradients of A and B, where ``solve(grad)`` solves the adjoint system."""
+    needs_A, _ = needs
+    grad_B = solve(grad)
+    if not needs_A:
+        return None, grad_B
+    if X.ndim == A.ndim - 1 or X.ndim == 1:  # one right-hand side, a vector
+        return -(grad_B.unsqueeze(-1) * conj(X).unsqueeze(-2)), grad_B
+    return -(grad_B @ X.mH if left else X.mH @ grad_B), grad_B
+
+
+@backward(torch.linalg.solve, wrt=("A", "B"))
+def solve(grad, needs, A, left, result):
+    return of_system(needs, grad, A, result, left, lambda g: torch.linalg.solve(A.mH, g, left=left))
+
+
+@backward(torch.linalg.solve_ex, wrt=("A", "B"))
+def solve_ex(grad, needs, A, B, left):
+    X = torch.linalg.solve_ex(A, B, left=left)[0] if needs[0] else B
+    return of_system(needs, grad, A, X, left, lambda g: torch.linalg.solve_ex(A.mH, g, left=left)[0])
+
+
+def triangle(matrix, upper, unitriangular=False):
+    """The part of ``matrix`` that a triangular solver reads."""
+    if upper:
+        return matrix.triu(int(unitriangular))
+    return matrix.tril(-int(unitriangular))
+
+
+@backward(torch.linalg.solve_triangular, wrt=("input", "B"))
+def solve_triangular(grad, needs, input, upper, left, unitriangular, result):
+    def adjoint(g):
+        return torch.linalg.solve_triangular(input.mH, g, upper=not upper, left=left, unitriangular=unitriangular)
+
+    grad_A, grad_B = of_system(needs, grad, input, result, left, adjoint)
+    return None if grad_A is None else triangle(grad_A, upper, unitriangular), grad_B
+
+
+@backward(torch.triangular_solve, wrt=("input", "A"))
+def triangular_solve(grad, needs, A, upper, transpose, unitriangular, solution):
+    grad_X, grad_copy = grad
+    if grad_X is None:
+        return None, grad_copy
+    grad_B = torch.triangular_solve(grad_X, conj(A), upper, not transpose, unitriangular)[0]
+    if not needs[1]:
+        return grad_B, None
+    grad_A = triangle(-(conj(solution) @ grad_B.mT if transpose else grad_B @ solution.mH), upper, unitriangular)
+    return grad_B, grad_A if grad_copy is None else grad_A + grad_copy
+
+
+# Cholesky: A = L Lᴴ. L⁻¹ dL is the lower triangle of L⁻¹ dA L⁻ᴴ, its diagonal halved. The gradient is symmetric, too.
+
+
+def cholesky_backward(grad, L):
+    lower = (L.mH @ grad).tril()
+    half = torch.linalg.solve_triangular(L.mH, (lower + lower.tril(-1).mH) / 2, upper=True)
+    return torch.linalg.solve_triangular(L, half, upper=False, left=False)
+
+
+@backward(torch.cholesky, wrt="input")
+@backward(torch.linalg.cholesky, wrt="input")
+def cholesky(grad, upper, result):
+    return cholesky_backward(grad.mH, result.mH) if upper else cholesky_backward(grad, result)
+
+
+@backward(torch.linalg.cholesky_ex, wrt="input")
+def cholesky_ex(grad, upper, L):
+    return cholesky_backward(grad.mH, L.mH) if upper else cholesky_backward(grad, L)
+
+
+def through_factor(grad_A, factor, upper):
+    """The gradient of the triangular factor from that of A = L Lᴴ or A = Uᴴ U."""
+    both = grad_A + grad_A.mH
+    return factor @ both if upper else both @ factor
+
+
+@backward(torch.cholesky_inverse, wrt="input")
+def cholesky_inverse(grad, input, upper, result):
+    return through_factor(-(result @ grad @ result), input, upper)
+
+
+@backward(torch.cholesky_solve, wrt=("input", "input2"))
+def cholesky_solve(grad, needs, input2, upper, result):
+    grad_B = torch.cholesky_solve(grad, input2, upper)
+    return grad_B, through_factor(-(grad_B @ result.mH), input2, upper) if needs[1] else None
+
+
+# Systems of which A = P L U is known, L and U packed into one matrix
+
+
+@backward(torch.linalg.lu_solve, wrt="B")
+def lu_solve_B(grad, LU, pivots, left, adjoint):
+    return torch.linalg.lu_solve(LU, pivots, grad, left=left, adjoint=not adjoint)
+
+
+@backward(torch.linalg.lu_solve, wrt="LU")
+def lu_solve_LU(grad, LU, pivots, left, adjoint, result):
+    grad_B = torch.linalg.lu_solve(LU, pivots, grad, left=left, adjoint=not adjoint)
+    grad_A = -(grad_B @ result.mH if left else result.mH @ grad_B)
+    P, L, U = torch.lu_unpack(LU, pivots)
+    grad_A = P.mT @ (grad_A.mH if adjoint else grad_A)
+    return (grad_A @ U.mH).tril(-1) + (L.mH @ grad_A).triu()
+
+
+@decomposition(torch.lu_solve)
+def lu_solve(input, LU_data, LU_pivots):
+    return torch.linalg.lu_solve(LU_data, LU_pivots, input)
+
+
+# Built from the above
+
+
+@decomposition(torch.linalg.tensorinv)
+def tensorinv(input, ind):
+    rows, columns = input.shape[:ind], input.shape[ind:]
+    return torch.linalg.inv(input.flatten(0, ind - 1).flatten(1)).reshape(columns + rows)
+
+
+@decomposition(torch.linalg.tensorsolve)
+def tensorsolve(input, other, dims):
+    if dims is not None:
+        input = input.movedim(tuple(dims), tuple(range(input.ndim - len(dims), input.ndim)))
+    unknown = input.shape[other.ndim :]
+    return torch.linalg.solve(input.reshape(other.numel(), -1), other.reshape(-1)).reshape(unknown)
+
+
+@decomposition(torch.linalg.cond)
+def cond(input, p):
+    if p is None or p in (2, -2):
+        values = torch.linalg.svdvals(input)
+        largest, smallest = values[..., 0], values[..., -1]
+        return smallest / largest if p == -2 else largest / smallest
+    return torch.linalg.matrix_norm(input, p) * torch.linalg.matrix_norm(torch.linalg.inv_ex(input)[0], p)

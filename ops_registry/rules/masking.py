@@ -1,0 +1,33 @@
+"""Filling, picking and writing where a mask says so."""
+
+import torch
+
+from ops_registry.registry import backward
+
+
+@backward(torch.masked_fill, wrt="input")
+def masked_fill_input(grad, mask):
+    return grad.masked_fill(mask, 0)
+
+
+@backward(torch.masked_fill, wrt="value")
+def masked_fill_value(grad, mask, value_device):
+    return torch.where(mask, grad, 0).sum().to(value_device)
+
+
+@backward(torch.masked_select)
+def masked_select(grad, input_shape, mask):
+    shape = torch.broadcast_shapes(input_shape, mask.shape)
+    return grad.new_zeros(shape).masked_scatter(mask, grad)
+
+
+@backward(torch.masked_scatter, wrt="input")
+def masked_scatter_input(grad, mask):
+    return grad.masked_fill(mask, 0)
+
+
+@backward(torch.masked_scatter, wrt="source")
+def masked_scatter_source(grad, mask, source_shape):
+    used = grad.masked_select(mask)
+    rest = source_shape.numel() - used.numel()  # the source may be longer than the mask has places
+    return torch.cat((used, used.new_zeros(rest))).view(source_shape)

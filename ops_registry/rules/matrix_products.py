@@ -1,0 +1,342 @@
+"""Products of vectors and matrices: dot and outer products, matrix products in every combination of ranks, affine maps.
+
+For Y = A B the differential is dY = dA B + A dB, so grad_A = grad Bᴴ and grad_B = Aᴴ grad. The rest is ranks.
+"""
+
+import math
+
+import torch
+
+from ops_registry.registry import backward, decomposition
+from ops_registry.rules.helpers import conj
+
+#: The C function behind ``torch.tensordot``.
+tensordot = torch._C._VariableFunctions.tensordot
+
+
+def in_dtype_of(grad, factor):
+    """``factor`` in the dtype in which the product was taken: autocast lowers it, an outer product promotes it."""
+    return factor if factor.dtype == grad.dtype else factor.to(grad.dtype)
+
+
+def scaled(product, factor):
+    """``product`` times the conjugate of the number ``factor``."""
+    return product if factor == 1 else product * conj(factor)
+
+
+def rows(tensor):
+    """All vectors along the last axis of ``tensor``, as the rows of one matrix."""
+    return tensor.flatten(0, -2) if tensor.ndim > 1 else tensor.unsqueeze(0)
+
+
+def summed_product(left, right, shape):
+    """``left @ right``, summed over the batch axes along which a tensor of ``shape`` is broadcast.
+
+    They are folded into the contracted axis, Σ_b L_b R_b = [L_1 L_2 …] [R_1; R_2; …]: no product per batch is made.
+    """
+    lead = max(left.ndim, right.ndim) - 2
+    if lead == 0:
+        return left @ right
+    left, right = (t[(None,) * (lead + 2 - t.ndim)] if t.ndim < lead + 2 else t for t in (left, right))
+    batch = (1,) * (lead + 2 - len(shape)) + tuple(shape[:-2])
+    summed = [d for d in range(lead) if batch[d] == 1 and left.shape[d] != 1]
+    if not summed:
+        return left @ right
+    kept = [d for d in range(lead) if d not in summed]
+    length = math.prod(left.shape[d] for d in summed) * left.shape[-1]
+    wide = left.permute(*kept, lead, *summed, lead + 1)
+    tall = right.permute(*kept, *summed, lead, lead + 1)
+    wide = wide.reshape(*wide.shape[: len(kept) + 1], length)
+    tall = tall.reshape(*tall.shape[: len(kept)], length, tall.shape[-1])
+    return (wide @ tall).reshape(shape)
+
+
+@backward(torch.matmul, wrt="input")
+def matmul_input(grad, input_shape, other):
+    other = in_dtype_of(grad, other)
+    if other.ndim == 1:  # y = A v
+        return grad.unsqueeze(-1) * conj(other)
+    if len(input_shape) == 1:  # y = v B
+        return (conj(other) @ grad.unsqueeze(-1)).squeeze(-1)
+    if other.ndim == 2:
+        return grad @ other.mH
+    return summed_product(grad, other.mH, input_shape)
+
+
+@backward(torch.matmul, wrt="other")
+def matmul_other(grad, input, other_shape):
+    input = in_dtype_of(grad, input)
+    if input.ndim == 1:  # y = v B
+        return conj(input).unsqueeze(-1) * grad.unsqueeze(-2) if len(other_shape) > 1 else conj(input) * grad
+    if len(other_shape) == 1:  # y = A v
+        return rows(input).mH @ grad.flatten()
+    if len(other_shape) == 2:
+        return rows(input).mH @ rows(grad)
+    return summed_product(input.mH, grad, other_shape)
+
+
+@backward(torch.mm, wrt="input")
+@backward(torch.bmm, wrt="input")
+def mm_input(grad, mat2):
+    return grad @ in_dtype_of(grad, mat2).mH
+
+
+@backward(torch.mm, wrt="mat2")
+@backward(torch.bmm, wrt="mat2")
+def mm_mat2(grad, input):
+    return in_dtype_of(grad, input).mH @ grad
+
+
+@backward(torch.mv, wrt="input")
+def mv_input(grad, vec):
+    return torch.outer(grad, conj(in_dtype_of(grad, vec)))
+
+
+@backward(torch.mv, wrt="vec")
+def mv_vec(grad, input):
+    return in_dtype_of(grad, input).mH @ grad
+
+
+# Products of two vectors.
+
+
+@backward(torch.dot, wrt="input")
+def dot_input(grad, tensor):
+    return grad * conj(tensor)
+
+
+@backward(torch.dot, wrt="tensor")
+def dot_tensor(grad, input):
+    return grad * conj(input)
+
+
+# vdot: y = Σ conj(a_k) b_k
+
+
+@backward(torch.vdot, wrt="input")
+def vdot_input(grad, other):
+    return conj(grad) * other
+
+
+@backward(torch.vdot, wrt="other")
+def vdot_other(grad, input):
+    return grad * input
+
+
+@backward(torch.linalg.vecdot, wrt="x")
+def vecdot_x(grad, y, dim):
+    return conj(grad).unsqueeze(dim) * y
+
+
+@backward(torch.linalg.vecdot, wrt="y")
+def vecdot_y(grad, x, dim):
+    return grad.unsqueeze(dim) * x
+
+
+@backward(torch.outer, wrt="input")
+def outer_input(grad, vec2):
+    return grad @ conj(in_dtype_of(grad, vec2))
+
+
+@backward(torch.outer, wrt="vec2")
+def outer_vec2(grad, input):
+    return conj(in_dtype_of(grad, input)) @ grad
+
+
+@decomposition(torch.inner)
+def inner(input, other):
+    if input.ndim == 0 or other.ndim == 0:
+        return input * other
+    return tensordot(input, other, [-1], [-1])
+
+
+# a × b is linear in either side, and (a × b)·c = (b × c)·a = (c × a)·b
+
+
+@backward(torch.linalg.cross, wrt="input")
+def cross_input(grad, other, dim):
+    return torch.linalg.cross(conj(other).expand_as(grad), grad, dim=dim)
+
+
+@backward(torch.linalg.cross, wrt="other")
+def cross_other(grad, input, dim):
+    return torch.linalg.cross(grad, conj(input).expand_as(grad), dim=dim)
+
+
+@decomposition(torch.cross)
+def cross(input, other, dim):
+    if dim is None:  # the first axis of length 3
+        dim = next((d for d, size in enumerate(input.shape) if size == 3), -1)
+    return torch.linalg.cross(input, other, dim=dim)
+
+
+# linear: Y = X Wᵀ + b, for every row of X
+
+
+@backward(torch._C._nn.linear, wrt="input")
+def linear_input(grad, weight):
+    weight = conj(in_dtype_of(grad, weight))
+    return grad @ weight if weight.ndim > 1 else grad.unsqueeze(-1) * weight
+
+
+@backward(torch._C._nn.linear, wrt="weight")
+def linear_weight(grad, input, weight_shape):
+    input = conj(in_dtype_of(grad, input))
+    if len(weight_shape) == 1:
+        return grad.flatten() @ rows(input)
+    return rows(grad).mT @ rows(input)
+
+
+@backward(torch._C._nn.linear, wrt="bias")
+def linear_bias(grad):
+    return grad
+
+
+# bilinear: y_o = Σ_ij a_i W_oij b_j + bias_o, for every row of a and b
+
+
+@backward(torch.bilinear, wrt="input1")
+def bilinear_input1(grad, input2, weight):
+    return (_weighted(grad, weight) @ conj(input2).unsqueeze(-1)).squeeze(-1)
+
+
+@backward(torch.bilinear, wrt="input2")
+def bilinear_input2(grad, input1, weight):
+    return (conj(input1).unsqueeze(-2) @ _weighted(grad, weight)).squeeze(-2)
+
+
+@backward(torch.bilinear, wrt="weight")
+def bilinear_weight(grad, input1, input2):
+    pairs = conj(input1).unsqueeze(-1) * conj(input2).unsqueeze(-2)
+    return tensordot(rows(grad), pairs.reshape(math.prod(grad.shape[:-1]), *pairs.shape[-2:]), [0], [0])
+
+
+@backward(torch.bilinear, wrt="bias")
+def bilinear_bias(grad):
+    return grad
+
+
+def _weighted(grad, weight):
+    """Σ_o grad_o conj(W_oij)"""
+    return tensordot(grad, conj(weight), [-1], [0])
+
+
+# addmm and its relatives: beta input + alpha (product). With beta = 0 the input is not even read: nan there stays out.
+
+
+@backward(torch.addmm, wrt="input")
+@backward(torch.addmv, wrt="input")
+@backward(torch.addr, wrt="input")
+@backward(torch.addbmm, wrt="input")
+@backward(torch.baddbmm, wrt="input")
+def addmm_input(grad, beta):
+    return torch.zeros_like(grad) if beta == 0 else scaled(grad, beta)
+
+
+@backward(torch.addmm, wrt="mat1")
+def addmm_mat1(grad, mat2, alpha):
+    return scaled(grad @ in_dtype_of(grad, mat2).mH, alpha)
+
+
+@backward(torch.addmm, wrt="mat2")
+def addmm_mat2(grad, mat1, alpha):
+    return scaled(in_dtype_of(grad, mat1).mH @ grad, alpha)
+
+
+@backward(torch.addmv, wrt="mat")
+def addmv_mat(grad, vec, alpha):
+    return scaled(torch.outer(grad, conj(in_dtype_of(grad, vec))), alpha)
+
+
+@backward(torch.addmv, wrt="vec")
+def addmv_vec(grad, mat, alpha):
+    return scaled(in_dtype_of(grad, mat).mH @ grad, alpha)
+
+
+@backward(torch.addr, wrt="vec1")
+def addr_vec1(grad, vec2, alpha):
+    return scaled(grad @ conj(in_dtype_of(grad, vec2)), alpha)
+
+
+@backward(torch.addr, wrt="vec2")
+def addr_vec2(grad, vec1, alpha):
+    return scaled(conj(in_dtype_of(grad, vec1)) @ grad, alpha)
+
+
+# addbmm adds up the products of all batches, so each sees the same gradient, which broadcasts over them.
+
+
+@backward(torch.addbmm, wrt="batch1")
+@backward(torch.baddbmm, wrt="batch1")
+def addbmm_batch1(grad, batch2, alpha):
+    return scaled(grad @ in_dtype_of(grad, batch2).mH, alpha)
+
+
+@backward(torch.addbmm, wrt="batch2")
+@backward(torch.baddbmm, wrt="batch2")
+def addbmm_batch2(grad, batch1, alpha):
+    return scaled(in_dtype_of(grad, batch1).mH @ grad, alpha)
+
+
+# Products of many matrices.
+
+
+@decomposition(torch._C._VariableFunctions.chain_matmul)
+def chain_matmul(matrices):
+    return torch.linalg.multi_dot(matrices) if len(matrices) > 1 else matrices[0]
+
+
+@decomposition(torch.linalg.multi_dot)
+def multi_dot(tensors):
+    sizes = [
+        1 if tensors[0].ndim == 1 else tensors[0].shape[0],
+        *(t.shape[0 if t.ndim == 1 else -2] for t in tensors[1:]),
+    ]
+    sizes.append(1 if tensors[-1].ndim == 1 else tensors[-1].shape[1])
+    split = cheapest_splits(sizes)
+
+    def product(first, last):
+        if first == last:
+            return tensors[first]
+        middle = split[first, last]
+        return product(first, middle) @ product(middle + 1, last)
+
+    return product(0, len(tensors) - 1)
+
+
+def cheapest_splits(sizes):
+    """Where to split each run of a chain of matrices of ``sizes[k] × sizes[k + 1]`` for the fewest multiplications."""
+    cost = {(k, k): 0 for k in range(len(sizes) - 1)}
+    split = {}
+    for length in range(1, len(sizes) - 1):
+        for i in range(len(sizes) - 1 - length):
+            j = i + length
+            cost[i, j], split[i, j] = min(
+                (cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
+            )
+    return split
+
+
+@decomposition(torch.linalg.matrix_power)
+def matrix_power(input, n):
+    if n == 0:
+        return input.clone().copy_(torch.eye(input.shape[-1], dtype=input.dtype, device=input.device))
+    base = torch.linalg.inv(input) if n < 0 else input
+    result, n = None, abs(n)
+    while True:  # by squaring, lowest bit first
+        if n & 1:
+            result = base if result is None else result @ base
+        n >>= 1
+        if n == 0:
+            return result if result is not input else input.clone()
+        base = base @ base
+
+
+@backward(torch.linalg.matrix_exp, wrt="input")
+def matrix_exp(grad, input):
+    # exp of [[A, E], [0, A]] has the derivative of exp at A in direction E in its corner; the adjoint is that of Aᴴ.
+    adjoint = input.mH
+    n = input.shape[-1]
+    upper = torch.cat([adjoint, grad], -1)
+    lower = torch.cat([torch.zeros_like(grad), adjoint], -1)
+    return torch.linalg.matrix_exp(torch.cat([upper, lower], -2))[..., :n, n:]

@@ -1,0 +1,383 @@
+"""Normalisation by batch, instance, group, layer and root mean square.
+
+All but the last are ``y = w x^ + b`` with ``x^ = (x - m) r``, where the mean ``m`` and ``r = 1 / sqrt(variance + eps)`` are taken over some
+dimensions. The fused kernels get ``m`` and ``r`` as arguments. Where backward is recorded itself, they are computed anew from the input,
+so that their own dependence on it is on record; the rules of the kernels then treat them as arguments like any other.
+"""
+
+import math
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.rules.helpers import conj
+from ops_registry.rules.kernels import per_result, total
+
+aten = torch.ops.aten
+
+
+def wide(x):
+    """``x`` in a dtype in which sums over it are exact enough."""
+    return x.float() if x.dtype in (torch.half, torch.bfloat16) else x
+
+
+def statistics(x, dims, eps):
+    """Mean and 1 / sqrt(variance + eps) over ``dims``, which stay with length 1."""
+    x = wide(x)
+    mean = x.mean(dims, keepdim=True)
+    centred = x - mean
+    return mean, ((centred * centred).mean(dims, keepdim=True) + eps).rsqrt()
+
+
+def recorded_statistics(x, dims, eps, like):
+    """As ``statistics``, in the shape and dtype in which the kernel gave ``like`` for both."""
+    mean, rstd = statistics(x, dims, eps)
+    return mean.reshape(like.shape).to(like.dtype), rstd.reshape(like.shape).to(like.dtype)
+
+
+def through_statistics(x, mean, rstd, dims, by_mean, by_rstd):
+    """What reaches ``x`` through its mean and its rstd: dm/dx = 1/n and dr/dx = -r^3 (x - m) / n."""
+    n = math.prod(x.shape[d] for d in dims)
+    terms = (
+        None if by_mean is None else (by_mean / n).expand(x.shape),
+        None if by_rstd is None else (-by_rstd * rstd**3 / n) * (x - mean),
+    )
+    return total(*terms)
+
+
+def cross(g, x, mean, rstd, weight, dims, cotangents, fixed=False):
+    """The gradients of a normalisation's backward kernel by ``g``, ``x``, ``weight``, ``mean`` and ``rstd``, all unsummed.
+
+    With h = w g, the kernel gives r (h - mean(h) - x^ mean(h x^)), the sum of g x^ and the sum of g. Against cotangents v, a, b:
+        S = r <v, h - mean(h) - x^ mean(h x^)> + <a, g x^> + <b, g>
+    whose first term is symmetric in v and h. Without the two means where the statistics are ``fixed``.
+    """
+    v, a, b = cotangents
+    offset = x - mean
+    normal = offset * rstd
+    by_normal = None if a is None else a * g
+    by_g, by_rstd, by_weight = total(None if a is None else a * normal, b), None, None
+    if v is not None:
+        h = g if weight is None else g * weight
+        if fixed:
+            pushed = rstd * v
+        else:
+            v_mean, v_normal = v.mean(dims, keepdim=True), (v * normal).mean(dims, keepdim=True)
+            h_normal = (h * normal).mean(dims, keepdim=True)
+            straight = v - v_mean - normal * v_normal
+            pushed = rstd * straight
+            by_rstd = straight * h
+            by_normal = total(by_normal, -rstd * (h * v_normal + v * h_normal))
+        by_g = total(pushed if weight is None else pushed * weight, by_g)
+        by_weight = pushed * g
+    if by_normal is None:
+        return by_g, None, by_weight, None, by_rstd
+    by_x = by_normal * rstd
+    return by_g, by_x, by_weight, -by_x, total(by_rstd, by_normal * offset)
+
+
+# ---------------------------------------------------------------- batch
+
+
+def per_channel(value, rank):
+    """A tensor with one number a channel, for broadcasting against one with channels in dimension 1."""
+    return None if value is None else value.reshape(-1, *[1] * (rank - 2))
+
+
+def all_but_channels(rank):
+    return [d for d in range(rank) if d != 1]
+
+
+def forward_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
+    result, mean, invstd, reserve, implementation = torch._batch_norm_impl_index(
+        input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
+    )
+    running = (None, None) if training else (running_mean, running_var)
+    extra = {"mean": mean, "invstd": invstd, "running": running, "reserve": reserve, "implementation": implementation}
+    return result, extra
+
+
+@backward(torch.batch_norm, wrt=("input", "weight", "bias"), forward=forward_batch_norm)
+def batch_norm(
+    grad, input, weight, weight_shape, bias_shape, running, mean, invstd, training, eps, reserve, implementation, needs
+):
+    if grad.numel() == 0:  # the kernel would crash
+        return grad, *(grad.new_zeros(s) if n else None for s, n in zip((weight_shape, bias_shape), needs[1:], strict=True))
+    if torch.is_grad_enabled() and training:
+        mean, invstd = recorded_statistics(input, all_but_channels(input.dim()), eps, mean)
+    return aten._batch_norm_impl_index_backward(
+        implementation, input, grad, weight, *running, mean, invstd, training, eps, list(needs), reserve
+    )
+
+
+def forward_native(func, mean_position, training_position):
+    """The forward of those forms of batch norm that return the statistics they used."""
+
+    def forward(*args):
+        result = func(*args)
+        training = training_position is None or args[training_position]
+        running = (None, None) if training or mean_position is None else args[mean_position : mean_position + 2]
+        return result, {"mean": result[1], "invstd": result[2], "running": running}
+
+    return forward
+
+
+def native_gradients(grad, input, weight, running, mean, invstd, training, eps, needs):
+    g, by_mean, by_invstd, *_ = grad
+    if input.numel() == 0:
+        raise UnsupportedCallError("the gradient of native batch norm of an empty tensor is not supported: use torch.batch_norm")
+    dims = all_but_channels(input.dim())
+    if torch.is_grad_enabled() and training:
+        mean, invstd = recorded_statistics(input, dims, eps, mean)
+    by_x = by_w = by_b = None
+    if g is not None:
+        by_x, by_w, by_b = aten.native_batch_norm_backward(
+            g, input, weight, *running, mean, invstd, training, eps, list(needs)
+        )
+    if needs[0] and training:
+        mean, invstd, *by = (per_channel(t, input.dim()) for t in (mean, invstd, by_mean, by_invstd))
+        by_x = total(by_x, through_statistics(input, mean, invstd, dims, *by))
+    return by_x, by_w, by_b
+
+
+BY = ("input", "weight", "bias")
+
+
+@backward(torch.native_batch_norm, wrt=BY, forward=forward_native(torch.native_batch_norm, 3, 5))
+@backward(
+    aten._native_batch_norm_legit.default, wrt=BY, forward=forward_native(aten._native_batch_norm_legit.default, 3, 5)
+)
+@backward(
+    aten._native_batch_norm_legit.no_stats,
+    wrt=BY,
+    forward=forward_native(aten._native_batch_norm_legit.no_stats, None, 3),
+)
+def native_batch_norm(grad, input, weight, running, mean, invstd, training, eps, needs):
+    return native_gradients(grad, input, weight, running, mean, invstd, training, eps, needs)
+
+
+@overloaded(aten._native_batch_norm_legit)
+def choose_batch_norm(input, weight, bias, running_mean, *rest, **named):
+    overload = aten._native_batch_norm_legit
+    return overload.no_stats if isinstance(running_mean, bool) else overload.default
+
+
+@backward(aten._batch_norm_with_update, wrt=BY, forward=forward_native(aten._batch_norm_with_update, 3, None))
+def batch_norm_with_update(grad, input, weight, running, mean, invstd, eps, needs):
+    return native_gradients(grad, input, weight, running, mean, invstd, True, eps, needs)
+
+
+def batch_norm_second(grads, g, x, weight, running, saved, train, eps, needs):
+    """The gradients of batch norm's backward kernel by ``g``, ``x``, ``weight`` and the statistics saved in training."""
+    rank, (mean, invstd) = x.dim(), saved
+    dims = all_but_channels(rank)
+    if not train:
+        mean, invstd = running[0], (running[1] + eps).rsqrt()
+    mean, invstd, weight, a, b = (per_channel(t, rank) for t in (mean, invstd, weight, *grads[1:]))
+    found = cross(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
+    by_g, by_x, *by_channel = (f if needed else None for f, needed in zip(found, needs, strict=True))
+    by_g = None if by_g is None else by_g.expand(x.shape)
+    return by_g, by_x, *(None if f is None else f.sum(dims) for f in by_channel)
+
+
+@backward(
+    aten._batch_norm_impl_index_backward, wrt=("grad_output", "input", "weight", "save_mean", "save_var_transform")
+)
+def batch_norm_impl_index_backward(
+    grad, grad_output, input, weight, running_mean, running_var, save_mean, save_var_transform, train, eps, output_mask, needs
+):
+    running, saved = (running_mean, running_var), (save_mean, save_var_transform)
+    return batch_norm_second(per_result(grad, output_mask), grad_output, input, weight, running, saved, train, eps, needs)
+
+
+@backward(aten.native_batch_norm_backward, wrt=("grad_out", "input", "weight", "save_mean", "save_invstd"))
+def native_batch_norm_backward(
+    grad, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, needs
+):
+    running, saved = (running_mean, running_var), (save_mean, save_invstd)
+    return batch_norm_second(per_result(grad, output_mask), grad_out, input, weight, running, saved, train, eps, needs)
+
+
+# ---------------------------------------------------------------- instance: batch norm with a channel for each sample and channel
+
+
+@decomposition(torch.instance_norm)
+def instance_norm(
+    input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
+):
+    samples, channels = input.shape[:2]
+    running = [None if r is None else r.repeat(samples) for r in (running_mean, running_var)]
+    weight, bias = (None if t is None else t.repeat(samples) for t in (weight, bias))
+    flat = input.contiguous().reshape(1, samples * channels, *input.shape[2:])
+    result = torch.batch_norm(flat, weight, bias, *running, use_input_stats, momentum, eps, cudnn_enabled)
+    if use_input_stats:
+        for statistic, updated in zip((running_mean, running_var), running, strict=True):
+            if statistic is not None:
+                statistic.copy_(updated.reshape(samples, channels).mean(0))
+    return result.reshape(input.shape)
+
+
+# ---------------------------------------------------------------- layer
+
+
+def forward_layer_norm(input, normalized_shape, weight, bias, eps, cudnn_enable):
+    result, mean, rstd = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    return result, {"mean": mean, "rstd": rstd}
+
+
+def last_dims(x, normalized_shape):
+    return list(range(x.dim() - len(normalized_shape), x.dim()))
+
+
+@backward(torch.layer_norm, wrt=BY, forward=forward_layer_norm)
+def layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
+    if torch.is_grad_enabled():
+        mean, rstd = recorded_statistics(input, last_dims(input, normalized_shape), eps, mean)
+    return aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, list(needs))
+
+
+def forward_native_layer_norm(input, normalized_shape, weight, bias, eps):
+    result = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
+    return result, {"mean": result[1], "rstd": result[2]}
+
+
+@backward(torch.native_layer_norm, wrt=BY, forward=forward_native_layer_norm)
+def native_layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
+    g, by_mean, by_rstd = grad
+    dims = last_dims(input, normalized_shape)
+    if torch.is_grad_enabled():
+        mean, rstd = recorded_statistics(input, dims, eps, mean)
+    by_x = by_w = by_b = None
+    if g is not None:
+        by_x, by_w, by_b = aten.native_layer_norm_backward(
+            g, input, normalized_shape, mean, rstd, weight, bias, list(needs)
+        )
+    if needs[0]:
+        by_x = total(by_x, through_statistics(input, mean, rstd, dims, by_mean, by_rstd))
+    return by_x, by_w, by_b
+
+
+@backward(aten.native_layer_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"))
+def native_layer_norm_backward(grad, grad_out, input, normalized_shape, mean, rstd, weight, output_mask, needs):
+    cotangents = per_result(grad, output_mask)
+    found = cross(grad_out, input, mean, rstd, weight, last_dims(input, normalized_shape), cotangents)
+    by_g, *others = (f if needed else None for f, needed in zip(found, needs, strict=True))
+    return None if by_g is None else by_g.expand(input.shape), *others
+
+
+@backward(aten.native_layer_norm_backward, wrt="bias")
+def layer_norm_bias(grad):
+    return None  # the kernel takes its shape alone
+
+
+# ---------------------------------------------------------------- group
+
+
+def aligned(g, x):
+    """``g`` and ``x`` in one memory layout, which the kernel takes for granted."""
+    form = torch.contiguous_format
+    if x.device.type == "cpu" and x.dim() in (4, 5):
+        channels_last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
+        form = channels_last if x.is_contiguous(memory_format=channels_last) else form
+    return g.contiguous(memory_format=form), x.contiguous(memory_format=form)
+
+
+def grouped_shape(shape, groups):
+    """Samples, groups, channels of a group, places: each group of each sample is normalised over the last two."""
+    return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
+
+
+def group_gradients(g, x, groups, weight, mean, rstd, needs):
+    samples, channels = x.shape[:2]
+    places = math.prod(x.shape[2:])
+    mask = [needs[0], needs[1], needs[2] and weight is not None]
+    by_x = by_w = by_b = None
+    if any(mask):
+        g, x = aligned(g, x)
+        by_x, by_w, by_b = aten.native_group_norm_backward(
+            g, x, mean, rstd, weight, samples, channels, places, groups, mask
+        )
+    if needs[2] and weight is None:
+        by_b = g.sum(all_but_channels(g.dim()))
+    return by_x, by_w, by_b
+
+
+def recorded_group_statistics(x, groups, eps, like):
+    return recorded_statistics(x.reshape(grouped_shape(x.shape, groups)), [2, 3], eps, like)
+
+
+def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
+    samples, channels = input.shape[:2]
+    if num_groups <= 0 or channels % num_groups or (weight is not None and weight.shape != (channels,)):
+        return torch.group_norm(input, num_groups, weight, bias, eps, cudnn_enabled), {}  # torch says what is wrong
+    result, mean, rstd = torch.native_group_norm(
+        input.contiguous(), weight, bias, samples, channels, math.prod(input.shape[2:]), num_groups, eps
+    )
+    return result, {"mean": mean, "rstd": rstd}
+
+
+@backward(torch.group_norm, wrt=BY, forward=forward_group_norm)
+def group_norm(grad, input, num_groups, weight, mean, rstd, eps, needs):
+    if torch.is_grad_enabled():
+        mean, rstd = recorded_group_statistics(input, num_groups, eps, mean)
+    return group_gradients(grad, input, num_groups, weight, mean, rstd, needs)
+
+
+def forward_native_group_norm(*args):
+    result = torch.native_group_norm(*args)
+    return result, {"mean": result[1], "rstd": result[2]}
+
+
+@backward(torch.native_group_norm, wrt=BY, forward=forward_native_group_norm)
+def native_group_norm(grad, input, weight, group, mean, rstd, eps, needs):
+    g, by_mean, by_rstd = grad
+    if torch.is_grad_enabled():
+        mean, rstd = recorded_group_statistics(input, group, eps, mean)
+    by_x = by_w = by_b = None
+    if g is not None:
+        by_x, by_w, by_b = group_gradients(g, input, group, weight, mean, rstd, needs)
+    if needs[0]:
+        x = input.reshape(grouped_shape(input.shape, group))
+        mean, rstd, *by = (None if t is None else t[:, :, None, None] for t in (mean, rstd, by_mean, by_rstd))
+        through = through_statistics(x, mean, rstd, [2, 3], *by)
+        by_x = total(by_x, None if through is None else through.reshape(input.shape))
+    return by_x, by_w, by_b
+
+
+@backward(aten.native_group_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"))
+def native_group_norm_backward(grad, grad_out, input, mean, rstd, weight, group, output_mask, needs):
+    shape = grouped_shape(input.shape, group)
+    v, a, b = per_result(grad, output_mask)
+    v, g, x = (None if t is None else t.reshape(shape) for t in (v, grad_out, input))
+    weight, a, b = (None if t is None else t.reshape(1, group, -1, 1) for t in (weight, a, b))
+    mean, rstd = mean.reshape(*shape[:2], 1, 1), rstd.reshape(*shape[:2], 1, 1)
+    found = cross(g, x, mean, rstd, weight, [2, 3], (v, a, b))
+    by_g, by_x, by_weight, by_mean, by_rstd = (f if needed else None for f, needed in zip(found, needs, strict=True))
+    return (
+        None if by_g is None else by_g.expand(shape).reshape(input.shape),
+        None if by_x is None else by_x.reshape(input.shape),
+        None if by_weight is None else by_weight.sum([0, 3]).reshape(-1),
+        None if by_mean is None else by_mean.sum([2, 3]),
+        None if by_rstd is None else by_rstd.sum([2, 3]),
+    )
+
+
+# ---------------------------------------------------------------- root mean square
+
+
+@backward(torch.rms_norm, wrt=("input", "weight"))
+def rms_norm(grad, input, normalized_shape, weight, eps, needs):
+    """y = w x^ with x^ = x r and r = 1 / sqrt(mean(x^2) + eps), so dx^ = r (dx - x^ mean(x^ dx))."""
+    grad, input, weight = (None if t is None else wide(t) for t in (grad, input, weight))
+    dims = last_dims(input, normalized_shape)
+    eps = torch.finfo(input.dtype).eps if eps is None else eps
+    r = conj(((input * input).mean(dims, keepdim=True) + eps).rsqrt())
+    normal = conj(input) * r
+    by_x = by_w = None
+    if needs[0]:
+        h = grad if weight is None else grad * conj(weight)
+        by_x = r * (h - normal * (normal * h).mean(dims, keepdim=True))
+    if needs[1]:
+        by_w = grad * normal
+    return by_x, by_w

@@ -1,0 +1,159 @@
+"""Norms of vectors and matrices, and distances. The gradient of a norm at the zero vector is 0."""
+
+import torch
+
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.rules.helpers import restore_dims, share
+
+aten = torch.ops.aten
+
+
+@backward(torch.linalg.vector_norm)
+def linalg_vector_norm(grad, input, input_shape, result, ord, dim, keepdim):
+    # n = (sum |x|^p)^(1/p)  gives  dn = sgn(x) (|x| / n)^(p - 1)
+    if ord == 0:
+        return None
+    if dim is not None and not keepdim:
+        grad = restore_dims(grad, input_shape, dim, keepdim)
+        result = restore_dims(result, input_shape, dim, keepdim)
+    if ord == 2:
+        # Over infinity instead of 0, a zero vector gets 0, in any order.
+        return input * (grad / result.masked_fill(result == 0, torch.inf))
+    if ord == 1:
+        return grad * input.sgn()
+    if ord in (torch.inf, -torch.inf):
+        size = input.abs()
+        ties = (size == result) | (size != size)
+        return share(grad, ties, dim) * input.sgn()
+    # A zero element has ratio 1, whose powers and their derivatives are finite, and sgn(0) = 0.
+    norm = result.masked_fill(result == 0, 1)
+    size = torch.where(input == 0, norm, input.abs())
+    power = (result / size).pow(1 - ord) if ord < 0 else (size / norm).pow(ord - 1)
+    return grad * input.sgn() * power
+
+
+@backward(aten.norm.ScalarOpt_dim)
+@backward(aten.norm.ScalarOpt_dim_dtype)
+def norm_along_dim(grad, input, input_shape, result, p, dim, keepdim):
+    return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, dim, keepdim)
+
+
+@backward(aten.norm.Scalar)
+@backward(aten.norm.ScalarOpt_dtype)
+def norm_of_all(grad, input, input_shape, result, p):
+    return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, None, False)
+
+
+@decomposition(torch.linalg.matrix_norm)
+def linalg_matrix_norm(input, ord, dim, keepdim, dtype):
+    ord = "fro" if ord is None else ord
+    rows, columns = (d % input.dim() for d in dim)
+    if rows == columns:
+        raise RuntimeError(f"linalg.matrix_norm: dims must be different, not {tuple(dim)}")
+    if ord == "fro":
+        return torch.linalg.vector_norm(input, 2, (rows, columns), keepdim, dtype=dtype)
+    if dtype is not None:
+        input = input.to(dtype)
+    if ord in (1, -1, torch.inf, -torch.inf):
+        inner, outer = (rows, columns) if abs(ord) == 1 else (columns, rows)
+        sums = torch.linalg.vector_norm(input, 1, inner, True)
+        found = sums.amax(outer, True) if ord > 0 else sums.amin(outer, True)
+        return found if keepdim else found.squeeze((rows, columns))
+    if ord not in ("nuc", 2, -2):
+        raise RuntimeError(f"linalg.matrix_norm: order {ord!r} not supported")
+    singular = torch.linalg.svdvals(input.movedim((rows, columns), (-2, -1)))
+    found = singular.sum(-1) if ord == "nuc" else singular.amax(-1) if ord > 0 else singular.amin(-1)
+    if keepdim:
+        for d in sorted((rows, columns)):
+            found = found.unsqueeze(d)
+    return found
+
+
+@decomposition(torch.linalg.norm)
+def linalg_norm(input, ord, dim, keepdim, dtype):
+    dims = dim if dim is None or isinstance(dim, list | tuple) else (dim,)
+    if ord is None or (not isinstance(ord, str) and (len(dims) if dims is not None else input.dim()) == 1):
+        return torch.linalg.vector_norm(input, 2 if ord is None else ord, dims, keepdim, dtype=dtype)
+    if dims is None and input.dim() != 2:
+        raise RuntimeError(f"linalg.norm: with ord and without dim, the input has rank 1 or 2, not {input.dim()}")
+    return torch.linalg.matrix_norm(input, ord, (0, 1) if dims is None else dims, keepdim, dtype=dtype)
+
+
+@decomposition(torch.frobenius_norm)
+def frobenius_norm(input, dim, keepdim):
+    return torch.linalg.vector_norm(input, 2, dim, keepdim)
+
+
+@decomposition(aten.nuclear_norm.default)
+def nuclear_norm(input, keepdim):
+    return torch.linalg.matrix_norm(input, "nuc", (0, 1), keepdim)
+
+
+@decomposition(aten.nuclear_norm.dim)
+def nuclear_norm_along_dim(input, dim, keepdim):
+    return torch.linalg.matrix_norm(input, "nuc", dim, keepdim)
+
+
+@overloaded(torch.nuclear_norm)
+def nuclear_norm_overload(input, dim=False, **named):
+    return aten.nuclear_norm.default if isinstance(dim, bool) else aten.nuclear_norm.dim
+
+
+@decomposition(torch.dist)
+def dist(input, other, p):
+    return torch.linalg.vector_norm(input - other, p)
+
+
+@backward(torch.renorm)
+def renorm(grad, input, input_shape, p, dim, maxnorm):
+    # y = x s(n), s = maxnorm / (n + eps) where the slice's norm n is too large:  dy = s dx + x s'(n) dn
+    others = tuple(d for d in range(len(input_shape)) if d != dim % len(input_shape))
+    norm = torch.linalg.vector_norm(input, p, others, True)
+    inverse = torch.where(norm > maxnorm, 1 / (norm + 1e-7), 0)
+    scaled = torch.where(norm > maxnorm, maxnorm * inverse, 1)
+    through_norm = (grad * input.conj()).real.sum(others, True) * (-maxnorm * inverse * inverse)
+    through = linalg_vector_norm(through_norm, input, input_shape, norm, p, others, True)
+    return grad * scaled if through is None else grad * scaled + through
+
+
+def _pulls(grad, x1, x2, p, result):
+    """What each pair contributes to the gradient of its point in ``x1``, one row of coordinates a pair."""
+    between = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+    if p == torch.inf:  # here the coordinates that tie do not share, as in torch
+        return grad.unsqueeze(-1) * between.sgn() * (between.abs() == result.unsqueeze(-1))
+    return linalg_vector_norm(grad, between, between.shape, result, p, -1, False)
+
+
+def _by_matmul(p, compute_mode, rows, columns):
+    """Whether torch multiplies out ``|a - b|^2``: then the gradient may do so too, without losing precision."""
+    if p != 2:
+        return False
+    if compute_mode in (None, 0, "use_mm_for_euclid_dist_if_necessary"):
+        return rows > 25 or columns > 25
+    return compute_mode in (1, "use_mm_for_euclid_dist")
+
+
+@backward(torch.cdist, wrt=("x1", "x2"))
+def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
+    if p == 0 or 0 in result_shape:
+        return None, None
+    if _by_matmul(p, compute_mode, *result_shape[-2:]):
+        weight = grad / result.masked_fill(result == 0, torch.inf)
+        return (
+            x1 * weight.sum(-1).unsqueeze(-1) - weight @ x2 if needs[0] else None,
+            x2 * weight.sum(-2).unsqueeze(-1) - weight.mT @ x1 if needs[1] else None,
+        )
+    if torch.is_grad_enabled():  # to be differentiated again, the gradient has to be made of differentiable parts
+        pulls = _pulls(grad, x1, x2, p, result)
+        return pulls.sum(-2) if needs[0] else None, -pulls.sum(-3) if needs[1] else None
+    kernel = torch.ops.aten._cdist_backward
+    grad_x1 = kernel(grad.contiguous(), x1, x2, p, result) if needs[0] else None
+    grad_x2 = kernel(grad.mT.contiguous(), x2, x1, p, result.mT.contiguous()) if needs[1] else None
+    return grad_x1, grad_x2
+
+
+@decomposition(torch.norm_except_dim)
+def norm_except_dim(v, pow, dim):
+    if dim == -1:
+        return torch.linalg.vector_norm(v, pow)
+    return torch.linalg.vector_norm(v, pow, tuple(d for d in range(v.dim()) if d != dim), True)

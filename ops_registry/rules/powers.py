@@ -1,0 +1,99 @@
+"""Powers and roots: ``pow`` with its corners at 0, ``square``, ``sqrt``, ``rsqrt``, ``hypot``."""
+
+import cmath
+import math
+
+import torch
+
+from ops_registry.registry import backward
+from ops_registry.rules.helpers import conj
+
+
+@backward(torch.square)
+def square(grad, input):
+    return grad * conj(input + input)  # a sum, not 2*x: a number operand costs as much again as the product
+
+
+@backward(torch.sqrt)
+def sqrt(grad, result):
+    return grad / conj(result + result)
+
+
+@backward(torch.rsqrt)
+def rsqrt(grad, result):
+    return grad * conj(result.pow(3)) * -0.5
+
+
+# pow: x^p
+
+
+@backward(torch.pow, wrt="input")
+def pow_input(grad, input, exponent):
+    """``p x^(p-1)``; 0 for p = 0, also at x = 0 where the factors are 0 and infinite."""
+    if not isinstance(exponent, torch.Tensor):
+        if exponent == 0:
+            return None
+        if exponent == 2:
+            return square(grad, input)
+        return grad * conj(input.pow(exponent - 1) * exponent)
+    corner = (exponent == 0) & (input == 0)
+    # The base is moved off 0 there as well: a branch not taken would still send 0 * inf into the second derivative.
+    slope = exponent * torch.where(corner, 1, input).pow(exponent - 1)
+    return torch.where(corner, 0, grad * conj(slope))
+
+
+@backward(torch.pow, wrt="exponent")
+def pow_exponent(grad, input, exponent, result):
+    """``x^p log x``; 0 at x = 0 for p >= 0, where ``x^p log x`` tends to 0 (by convention also for p = 0)."""
+    if not isinstance(input, torch.Tensor) and input != 0:
+        return grad * conj(result * _log(input, result.is_complex()))
+    corner = (input == 0) & _tends_to_zero(exponent)
+    base = torch.where(corner, 1, input).to(grad.dtype)  # integers would have a single precision logarithm
+    return torch.where(corner, 0, grad * conj(result * base.log()))
+
+
+def _tends_to_zero(exponent):
+    if isinstance(exponent, complex) or (isinstance(exponent, torch.Tensor) and exponent.is_complex()):
+        return (exponent.real > 0) | (exponent == 0)
+    return exponent >= 0
+
+
+def _log(number, is_complex):
+    if is_complex or isinstance(number, complex):
+        return cmath.log(number)
+    return math.log(number) if number > 0 else math.nan
+
+
+# float_power: pow in double precision
+
+
+@backward(torch.float_power, wrt="input")
+def float_power_input(grad, input, exponent):
+    return pow_input(grad, _wide(input, grad), _wide(exponent, grad))
+
+
+@backward(torch.float_power, wrt="exponent")
+def float_power_exponent(grad, input, exponent, result):
+    return pow_exponent(grad, _wide(input, grad), _wide(exponent, grad), result)
+
+
+def _wide(value, like):
+    return value.to(like.dtype) if isinstance(value, torch.Tensor) else value
+
+
+# hypot: r = sqrt(x^2 + y^2), so dr/dx = x / r; 0 at the origin, the slope of least norm there
+
+
+@backward(torch.hypot, wrt="input")
+def hypot_input(grad, input, result):
+    return grad * _share(input, result)
+
+
+@backward(torch.hypot, wrt="other")
+def hypot_other(grad, other, result):
+    return grad * _share(other, result)
+
+
+def _share(side, result):
+    origin = result == 0
+    return torch.where(origin, 0, side / torch.where(origin, 1, result))

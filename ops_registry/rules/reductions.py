@@ -1,0 +1,45 @@
+"""Sums, means and products over all elements or along dimensions."""
+
+import torch
+
+from ops_registry.registry import backward, decomposition
+from ops_registry.rules.helpers import conj, exclusive_cumprod, reduced_count, restore_dims, spread
+
+
+@backward(torch.sum)
+def sum(grad, input_shape, dim, keepdim):
+    return spread(grad, input_shape, dim, keepdim)
+
+
+@backward(torch.Tensor.sum_to_size)
+def sum_to_size(grad, input_shape):
+    return grad.expand(input_shape)
+
+
+@backward(torch.nansum)
+def nansum(grad, input, input_shape, dim, keepdim):
+    return spread(grad, input_shape, dim, keepdim) * (input == input)
+
+
+@backward(torch.mean)
+def mean(grad, input_shape, dim, keepdim):
+    count = reduced_count(input_shape, dim)
+    return spread(grad / count if count else grad, input_shape, dim, keepdim)
+
+
+@decomposition(torch.nanmean)
+def nanmean(input, dim, keepdim, dtype):
+    return torch.nansum(input, dim, keepdim, dtype=dtype) / (input == input).sum(dim, keepdim)
+
+
+@backward(torch.prod)
+def prod(grad, input, input_shape, dim, keepdim, dtype):
+    # The derivative to one factor is the product of the others: those before times those after.
+    # Without a division it is right at zeros, in every order.
+    factors = input if dtype is None else input.to(dtype)
+    if dim is None or not input_shape:
+        factors = factors.reshape(-1)
+        others = exclusive_cumprod(factors, 0) * exclusive_cumprod(factors.flip(0), 0).flip(0)
+        return grad * conj(others.reshape(input_shape))
+    others = exclusive_cumprod(factors, dim) * exclusive_cumprod(factors.flip(dim), dim).flip(dim)
+    return restore_dims(grad, input_shape, dim, keepdim) * conj(others)

@@ -1,0 +1,112 @@
+"""Interpolation to another size, sampling at given points, and windows laid out as columns.
+
+All but the points of a grid enter linearly, so that the adjoint of each op and the op itself are each other's gradients.
+"""
+
+import torch
+
+from ops_registry.registry import backward, overloaded
+
+aten = torch.ops.aten
+nn = torch._C._nn
+
+# ---------------------------------------------------------------- interpolation
+
+INTERPOLATIONS = (
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_trilinear3d",
+    "upsample_bicubic2d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+    "_upsample_lanczos2d_aa",
+)
+
+
+def register_interpolation(op, adjoint):
+    """Rules for both ways to call ``op``, with a scale for each dimension or a list of them, and for its adjoint.
+
+    What follows the sizes (``align_corners`` and the scales) is the same for ``op`` and its adjoint, and is kept as it is.
+    """
+
+    def forward(input, output_size, *options):
+        return op.default(input, output_size, *options), {"options": options}
+
+    def forward_vec(input, output_size, *options):
+        scales = options[-1] or (None,) * (input.dim() - 2)
+        return op.vec(input, output_size, *options), {"options": (*options[:-1], *scales)}
+
+    def forward_adjoint(grad_output, output_size, input_size, *options):
+        result = adjoint(grad_output, output_size, input_size, *options)
+        return result, {"output_size": output_size, "options": options}
+
+    @backward(op.default, forward=forward)
+    @backward(op.vec, forward=forward_vec)
+    def interpolation(grad, input_shape, options):
+        return adjoint(grad, grad.shape[2:], input_shape, *options)
+
+    @backward(adjoint, wrt="grad_output", forward=forward_adjoint)
+    def interpolation_backward(grad, output_size, options):
+        return op.default(grad, output_size, *options)
+
+    @overloaded(op)
+    def choose(input, output_size, *options, **named):
+        listed = "scale_factors" in named or any(isinstance(o, list | tuple) for o in options)
+        return op.vec if listed or output_size is None else op.default
+
+
+for _name in INTERPOLATIONS:
+    if hasattr(aten, _name):
+        register_interpolation(getattr(aten, _name), getattr(aten, f"{_name}_backward"))
+
+
+# ---------------------------------------------------------------- sampling at the points of a grid
+
+
+@backward(torch.grid_sampler, wrt=("input", "grid"))
+def grid_sampler(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
+    kernel = aten.grid_sampler_2d_backward if grid.dim() == 4 else aten.grid_sampler_3d_backward
+    return kernel(grad, input, grid, interpolation_mode, padding_mode, align_corners, list(needs))
+
+
+@backward(torch.grid_sampler_2d, wrt=("input", "grid"))
+def grid_sampler_2d(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
+    return aten.grid_sampler_2d_backward(
+        grad, input, grid, interpolation_mode, padding_mode, align_corners, list(needs)
+    )
+
+
+@backward(torch.grid_sampler_3d, wrt=("input", "grid"))
+def grid_sampler_3d(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
+    return aten.grid_sampler_3d_backward(
+        grad, input, grid, interpolation_mode, padding_mode, align_corners, list(needs)
+    )
+
+
+@backward(torch.affine_grid_generator)
+def affine_grid_generator(grad, size, align_corners):
+    return aten.affine_grid_generator_backward(grad, size, align_corners)
+
+
+@backward(aten.affine_grid_generator_backward, wrt="grad")
+def affine_grid_generator_backward(grad, size, align_corners):
+    return torch.affine_grid_generator(grad, size, align_corners)
+
+
+# ---------------------------------------------------------------- windows as columns
+
+
+@backward(nn.im2col)
+def im2col(grad, input_shape, kernel_size, dilation, padding, stride):
+    return nn.col2im(grad, input_shape[-2:], kernel_size, dilation, padding, stride)
+
+
+@backward(nn.col2im)
+def col2im(grad, kernel_size, dilation, padding, stride):
+    return nn.im2col(grad, kernel_size, dilation, padding, stride)

@@ -1,0 +1,76 @@
+"""Rounding, signs and magnitudes. What is constant between its jumps lets no gradient through."""
+
+import torch
+
+from ops_registry.registry import backward
+from ops_registry.rules.helpers import conj
+
+
+@backward(torch.floor)
+@backward(torch.ceil)
+@backward(torch.round)
+@backward(torch.trunc)
+@backward(torch.sign)
+def stairs(grad):
+    return None
+
+
+@backward(torch.frac)
+def frac(grad):
+    return grad
+
+
+@backward(torch.sgn)
+def sgn(grad, input, result):
+    """For s = z/|z|: ``(g - s Re(conj(s) g)) / |z|``, what g has across z, over the distance from 0; 0 at z = 0."""
+    if not input.is_complex():
+        return None
+    zero = input == 0
+    along = (conj(result) * grad).real
+    return torch.where(zero, 0, grad - result * along) / torch.where(zero, 1, input).abs()
+
+
+@backward(torch.abs)
+def abs(grad, input):
+    return grad * input.sgn()  # for complex z too; z/|z| would underflow where sgn does not
+
+
+@backward(torch.copysign, wrt="input")
+def copysign_input(grad, input, result):
+    return grad * input.sgn() * result.sgn()
+
+
+@backward(torch.copysign, wrt="other")
+def copysign_other(grad):
+    return None
+
+
+@backward(torch.heaviside, wrt="input")
+def heaviside_input(grad):
+    return None
+
+
+@backward(torch.heaviside, wrt="values")
+def heaviside_values(grad, input):
+    return torch.where(input == 0, grad, 0)
+
+
+@backward(torch.nan_to_num)
+def nan_to_num(grad, input):
+    return torch.where(input.isfinite(), grad, 0)
+
+
+@backward(torch.nextafter, wrt="input")
+def nextafter_input(grad):
+    return grad
+
+
+@backward(torch.nextafter, wrt="other")
+def nextafter_other(grad):
+    return None
+
+
+@backward(torch.frexp)
+def frexp(grad, exponent):
+    """mantissa = x / 2^exponent."""
+    return grad / exponent.to(grad.dtype).exp2()

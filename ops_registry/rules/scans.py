@@ -1,0 +1,167 @@
+"""Running sums, products and extremes along a dimension, differences and integrals of samples."""
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.rules.helpers import conj, exclusive_cumprod
+
+aten = torch.ops.aten
+
+
+@backward(torch.cumsum)
+def cumsum(grad, dim):
+    return grad.flip(dim).cumsum(dim).flip(dim)
+
+
+def backward_recurrence(term, factor, dim):
+    """``s`` with ``s[j] = term[j] + factor[j] * s[j + 1]``; ``factor`` is shorter by one.
+
+    Each round doubles the distance that ``s`` has seen, so it takes a logarithmic number of rounds and never divides.
+    """
+    size, step = term.shape[dim], 1
+    while step < size:
+        rest = size - step
+        ahead = term.narrow(dim, 0, rest) + factor * term.narrow(dim, step, rest)
+        term = torch.cat((ahead, term.narrow(dim, rest, step)), dim)
+        if step < rest:
+            factor = factor.narrow(dim, 0, rest - step) * factor.narrow(dim, step, rest - step)
+        step *= 2
+    return term
+
+
+@backward(torch.cumprod)
+def cumprod(grad, input, input_shape, dim, dtype):
+    # With y_k = x_0 … x_k:  sum over k >= j of g_k dy_k/dx_j = (x_0 … x_{j-1}) s_j,  s_j = g_j + x_{j+1} s_{j+1}.
+    if not input_shape or input_shape[dim] <= 1:
+        return grad
+    factors = conj(input if dtype is None else input.to(dtype))
+    following = factors.narrow(dim, 1, input_shape[dim] - 1)
+    return exclusive_cumprod(factors, dim) * backward_recurrence(grad, following, dim)
+
+
+@backward(torch.logcumsumexp)
+def logcumsumexp(grad, input, input_shape, result, dim):
+    # sum over k >= j of g_k exp(x_j - y_k) = exp(x_j - y_j) s_j,  s_j = g_j + exp(y_j - y_{j+1}) s_{j+1}.
+    # As y grows along dim, no exponential exceeds 1. Where y is still -inf nothing flows.
+    level = result.masked_fill(result == -torch.inf, 0)
+    weight = conj((input - level).exp())
+    if not input_shape or input_shape[dim] <= 1:
+        return weight * grad
+    rest = input_shape[dim] - 1
+    decay = conj((result.narrow(dim, 0, rest) - level.narrow(dim, 1, rest)).exp())
+    return weight * backward_recurrence(grad, decay, dim)
+
+
+@backward(torch.cummax)
+@backward(torch.cummin)
+def running_extreme(grad, input_shape, indices, dim):
+    return grad.new_zeros(input_shape).scatter_add(dim, indices, grad)
+
+
+@backward(torch.diff, wrt=("input", "prepend", "append"))
+def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
+    if n == 0:
+        return grad, None, None
+    # The transpose of one difference is minus the difference of the cotangent between two zeros.
+    lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
+    n = min(n, lengths[0] + lengths[1] + lengths[2])
+    dim %= len(input_shape)
+    zeros = grad.new_zeros((*grad.shape[:dim], n, *grad.shape[dim + 1 :]))
+    whole = torch.diff(grad, n, dim, prepend=zeros, append=zeros)
+    before, own, after = (-whole if n % 2 else whole).split(lengths, dim)
+    return own, before if needs[1] else None, after if needs[2] else None
+
+
+def _pair_sums(y, dim):
+    """Each sample plus the next."""
+    size = y.shape[dim]
+    return y.narrow(dim, 0, size - 1) + y.narrow(dim, 1, size - 1)
+
+
+def _spacings(y, x, dim):
+    """Distances between the sample points ``x``, shaped so that they broadcast against the samples ``y``."""
+    if x.dim() == 1:
+        if x.shape[0] != y.shape[dim]:
+            raise RuntimeError(f"there are {x.shape[0]} values of x for {y.shape[dim]} samples along dimension {dim}")
+        shape = [1] * y.dim()
+        shape[dim] = x.shape[0]
+        x = x.reshape(shape)
+    elif x.dim() < y.dim():
+        x = x.reshape((1,) * (y.dim() - x.dim()) + tuple(x.shape))
+    return torch.diff(x, dim=dim)
+
+
+@decomposition(aten.trapezoid.dx)
+@decomposition(aten.trapz.dx)
+def trapezoid(y, dx, dim):
+    if y.shape[dim] == 0:
+        return y.sum(dim)
+    return _pair_sums(y, dim).sum(dim) * (dx / 2)
+
+
+@decomposition(aten.trapezoid.x)
+@decomposition(aten.trapz.x)
+def trapezoid_at(y, x, dim):
+    if y.shape[dim] == 0:
+        return y.sum(dim)
+    return (_pair_sums(y, dim) * _spacings(y, x, dim)).sum(dim) / 2
+
+
+@decomposition(aten.cumulative_trapezoid.dx)
+def cumulative_trapezoid(y, dx, dim):
+    return (_pair_sums(y, dim) * (dx / 2)).cumsum(dim)
+
+
+@decomposition(aten.cumulative_trapezoid.x)
+def cumulative_trapezoid_at(y, x, dim):
+    return (_pair_sums(y, dim) * _spacings(y, x, dim)).cumsum(dim) / 2
+
+
+def _overload(packet):
+    return lambda *args, **kwargs: packet.x if len(args) > 1 or "x" in kwargs else packet.dx
+
+
+overloaded(torch.trapezoid)(_overload(aten.trapezoid))
+overloaded(torch.trapz)(_overload(aten.trapz))
+overloaded(torch.cumulative_trapezoid)(_overload(aten.cumulative_trapezoid))
+
+
+def _slope(y, steps, dim, edge_order):
+    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) that parabola."""
+    size = y.shape[dim]
+    shape = [1] * y.dim()
+    shape[dim] = size - 1
+    steps = steps.reshape(shape)
+    lines = torch.diff(y, dim=dim) / steps
+    if size == 2:
+        return torch.cat((lines, lines), dim)
+    left, right = lines.narrow(dim, 0, size - 2), lines.narrow(dim, 1, size - 2)
+    before, after = steps.narrow(dim, 0, size - 2), steps.narrow(dim, 1, size - 2)
+    bend = (right - left) / (before + after)
+    inner = left + bend * before
+    first, last = lines.narrow(dim, 0, 1), lines.narrow(dim, size - 2, 1)
+    if edge_order == 2:
+        first = first - (bend * before).narrow(dim, 0, 1)
+        last = last + (bend * after).narrow(dim, size - 3, 1)
+    return torch.cat((first, inner, last), dim)
+
+
+@decomposition(torch.gradient)
+def gradient(input, spacing, dim, edge_order):
+    dims = list(dim) if isinstance(dim, list | tuple) else list(range(input.dim())) if dim is None else [dim]
+    if not isinstance(spacing, list | tuple):
+        spacing = [1 if spacing is None else spacing] * len(dims)
+    if len(spacing) != len(dims) or edge_order not in (1, 2) or any(input.shape[d] <= edge_order for d in dims):
+        raise UnsupportedCallError(
+            f"gradient: wants one spacing for each of {len(dims)} dimensions (got {len(spacing)}), edge_order 1 or 2 "
+            f"(got {edge_order}), and more samples than edge_order along each dimension (input: {tuple(input.shape)})"
+        )
+    slopes = []
+    for d, space in zip(dims, spacing, strict=True):
+        if isinstance(space, torch.Tensor) and space.dim() == 1:
+            steps = torch.diff(space)
+        else:
+            steps = input.new_ones(input.shape[d] - 1) * space
+        slopes.append(_slope(input, steps, d % input.dim(), edge_order))
+    return slopes

@@ -1,0 +1,222 @@
+"""The same elements in another shape or order: reshape, permute, expand, repeat, flip, roll, shuffles."""
+
+import torch
+
+from ops_registry.registry import backward, decomposition, no_gradient, overloaded
+
+# Row-major order stays: the gradient goes back into the old shape, however dimensions were merged, split or added.
+
+
+def _back_to_shape(grad, input_shape):
+    return grad.reshape(input_shape)
+
+
+for _reshaping in (
+    torch.reshape,
+    torch.ops.aten.view.default,
+    torch.ops.aten.view_copy.default,
+    torch.ops.aten._unsafe_view,
+    torch.ops.aten._reshape_alias,
+    torch.flatten,
+    torch.unflatten,
+    torch.ravel,
+    torch.squeeze,
+    torch.unsqueeze,
+):
+    backward(_reshaping)(_back_to_shape)
+
+# Bits read as another dtype are no differentiable function of the value.
+no_gradient(torch.ops.aten.view.dtype, torch.ops.aten.view_copy.dtype)
+
+
+def _reads_bits(size, dtype):
+    return isinstance(size if dtype is None else dtype, torch.dtype)
+
+
+@overloaded(torch.Tensor.view)
+def view(input, size=None, *more, dtype=None):
+    return torch.ops.aten.view.dtype if _reads_bits(size, dtype) else torch.ops.aten.view.default
+
+
+@overloaded(torch.view_copy)
+def view_copy(input, size=None, *, dtype=None, out=None):
+    return torch.ops.aten.view_copy.dtype if _reads_bits(size, dtype) else torch.ops.aten.view_copy.default
+
+
+# Of the tensor that gives the shape, nothing but the shape counts.
+
+
+@decomposition(torch.Tensor.reshape_as)
+def reshape_as(input, other):
+    return input.reshape(other.shape)
+
+
+@decomposition(torch.Tensor.view_as)
+def view_as(input, other):
+    return input.view(other.shape)
+
+
+@decomposition(torch.Tensor.expand_as)
+def expand_as(input, other):
+    return input.expand(other.shape)
+
+
+# Permutations of the dimensions: the gradient is permuted back.
+
+
+@backward(torch.transpose)
+def transpose(grad, dim0, dim1):
+    return grad.transpose(dim0, dim1)
+
+
+@backward(torch.swapaxes)
+def swapaxes(grad, axis0, axis1):
+    return grad.transpose(axis0, axis1)
+
+
+@backward(torch.swapdims)
+def swapdims(grad, dim0, dim1):
+    return grad.transpose(dim0, dim1)
+
+
+@backward(torch.t)
+def t(grad):
+    return grad.t()
+
+
+@backward(torch.Tensor.T.__get__)
+def T(grad, input_shape):
+    rank = len(input_shape)
+    return grad.t() if rank <= 2 else grad.permute(list(reversed(range(rank))))
+
+
+@backward(torch.Tensor.mT.__get__)
+def mT(grad):
+    return grad.mT
+
+
+@backward(torch.Tensor.H.__get__)
+def H(grad):
+    return grad.H
+
+
+@backward(torch.Tensor.mH.__get__)
+def mH(grad):
+    return grad.mH
+
+
+@backward(torch.adjoint)
+def adjoint(grad):
+    return grad.mH
+
+
+@backward(torch.permute)
+def permute(grad, dims):
+    inverse = [0] * len(dims)
+    for position, dim in enumerate(dims):
+        inverse[dim] = position  # a negative dim counts from the end here too
+    return grad.permute(inverse)
+
+
+@backward(torch.movedim)
+def movedim(grad, source, destination):
+    return grad.movedim(destination, source)
+
+
+# Permutations of the elements: the gradient of each goes back to its place.
+
+
+@backward(torch.flip)
+def flip(grad, dims):
+    return grad.flip(dims)
+
+
+@backward(torch.fliplr)
+def fliplr(grad):
+    return grad.fliplr()
+
+
+@backward(torch.flipud)
+def flipud(grad):
+    return grad.flipud()
+
+
+@backward(torch.roll)
+def roll(grad, shifts, dims):
+    back = -shifts if isinstance(shifts, int) else [-s for s in shifts]
+    return grad.roll(back, () if dims is None else dims)
+
+
+@backward(torch.rot90)
+def rot90(grad, k, dims):
+    return grad.rot90(-k, dims)
+
+
+@backward(torch.pixel_shuffle)
+def pixel_shuffle(grad, upscale_factor):
+    return torch.pixel_unshuffle(grad, upscale_factor)
+
+
+@backward(torch.pixel_unshuffle)
+def pixel_unshuffle(grad, downscale_factor):
+    return torch.pixel_shuffle(grad, downscale_factor)
+
+
+# (groups, channels / groups) was transposed: transposing (channels / groups, groups) undoes it.
+
+
+@backward(torch.channel_shuffle)
+def channel_shuffle(grad, input_shape, groups):
+    return torch.channel_shuffle(grad, input_shape[1] // groups)
+
+
+@backward(torch.native_channel_shuffle)
+def native_channel_shuffle(grad, input_shape, groups):
+    return torch.channel_shuffle(grad, input_shape[1] // groups)
+
+
+# Copies of an element: their gradients add up. Along broadcast dimensions the engine adds them.
+
+
+@backward(torch.Tensor.expand)
+def expand(grad):
+    return grad
+
+
+@backward(torch.broadcast_to)
+def broadcast_to(grad):
+    return grad
+
+
+def _add_tiles(grad, shape, counts):
+    """The sum over the copies, of which ``counts`` says how many there are along each dimension of the result."""
+    lead = len(counts) - len(shape)
+    split, summed = list(counts[:lead]), list(range(lead))
+    for count, length in zip(counts[lead:], shape, strict=True):
+        if count != 1:
+            summed.append(len(split))
+            split.append(count)
+        split.append(length)
+    return grad.reshape(split).sum(summed) if summed else grad
+
+
+@backward(torch.Tensor.repeat)
+def repeat(grad, input_shape, repeats):
+    return _add_tiles(grad, input_shape, repeats)
+
+
+@backward(torch.tile)
+def tile(grad, input_shape, dims):
+    missing = len(input_shape) - len(dims)
+    return _add_tiles(grad, input_shape, [1] * missing + list(dims))
+
+
+@backward(torch.repeat_interleave)
+def repeat_interleave(grad, input_shape, repeats, dim):
+    # Without dim the copies lie in the flattened input.
+    shape = [input_shape.numel()] if dim is None or not input_shape else list(input_shape)
+    dim = 0 if dim is None else dim % len(shape)
+    if isinstance(repeats, int):
+        return grad.reshape(*shape[: dim + 1], repeats, *shape[dim + 1 :]).sum(dim + 1).reshape(input_shape)
+    origin = torch.repeat_interleave(repeats.expand(shape[dim]))
+    return grad.new_zeros(shape).index_add(dim, origin, grad).reshape(input_shape)

@@ -1,0 +1,54 @@
+"""softmax, log_softmax and logsumexp, along one dimension or several."""
+
+import torch
+
+from ops_registry.registry import backward
+from ops_registry.rules.helpers import conj, restore_dims
+
+
+@backward(torch.softmax)
+@backward(torch._softmax)
+@backward(torch._safe_softmax)
+def softmax(grad, result, dim):
+    return torch._softmax_backward_data(grad, result, dim, grad.dtype)
+
+
+# The Jacobian diag(y) - y yᵀ is symmetric, so that its product with a vector is its own transpose.
+
+
+@backward(torch._softmax_backward_data, wrt="grad_output")
+def softmax_backward_data(grad, output, dim):
+    return torch._softmax_backward_data(grad, output, dim, grad.dtype)
+
+
+@backward(torch._softmax_backward_data, wrt="output")
+def softmax_backward_data_output(grad, grad_output, output, dim):
+    through = (grad_output * output).sum(dim, keepdim=True)
+    return grad * (grad_output - through) - grad_output * (grad * output).sum(dim, keepdim=True)
+
+
+@backward(torch.log_softmax)
+@backward(torch._log_softmax)
+def log_softmax(grad, result, dim):
+    return torch._log_softmax_backward_data(grad, result, dim, grad.dtype)
+
+
+# It returns g - exp(y) sum(g), with y the log_softmax.
+
+
+@backward(torch._log_softmax_backward_data, wrt="grad_output")
+def log_softmax_backward_data(grad, output, dim):
+    return grad - (grad * output.exp()).sum(dim, keepdim=True)
+
+
+@backward(torch._log_softmax_backward_data, wrt="output")
+def log_softmax_backward_data_output(grad, grad_output, output, dim):
+    return -grad * output.exp() * grad_output.sum(dim, keepdim=True)
+
+
+@backward(torch.logsumexp)
+def logsumexp(grad, input, result, dim, keepdim):
+    shape = input.shape
+    # Where every input is -inf their difference to the result is nan; any finite number in its place gives exp(-inf) = 0.
+    total = restore_dims(result.masked_fill(result == -torch.inf, 0), shape, dim, keepdim)
+    return restore_dims(grad, shape, dim, keepdim) * conj((input - total).exp())

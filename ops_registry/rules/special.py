@@ -1,0 +1,163 @@
+"""Error functions, gamma functions, Bessel functions and entropies."""
+
+import math
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward
+
+TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
+SQRT_TWO_PI = math.sqrt(2 * math.pi)
+
+
+@backward(torch.erf)
+def erf(grad, input):
+    return grad * ((input * -input).exp() * TWO_OVER_SQRT_PI)
+
+
+@backward(torch.erfc)
+def erfc(grad, input):
+    return grad * ((input * -input).exp() * -TWO_OVER_SQRT_PI)
+
+
+@backward(torch.erfinv)
+def erfinv(grad, result):
+    return grad * ((result * result).exp() / TWO_OVER_SQRT_PI)
+
+
+@backward(torch.special.erfcx)
+def erfcx(grad, input, result):
+    """``exp(x^2) erfc(x)``."""
+    return grad * (input * result * 2 - TWO_OVER_SQRT_PI)
+
+
+@backward(torch.special.ndtr)
+def ndtr(grad, input):
+    return grad * ((input * input * -0.5).exp() / SQRT_TWO_PI)
+
+
+@backward(torch.special.log_ndtr)
+def log_ndtr(grad, input):
+    """density / distribution = sqrt(2/pi) / erfcx(-x / sqrt 2), which stays finite far out to the left."""
+    return grad / torch.special.erfcx(input * -math.sqrt(0.5)) * math.sqrt(2 / math.pi)
+
+
+@backward(torch.special.ndtri)
+def ndtri(grad, result):
+    return grad * ((result * result * 0.5).exp() * SQRT_TWO_PI)
+
+
+@backward(torch.lgamma)
+def lgamma(grad, input):
+    return grad * torch.digamma(input)
+
+
+@backward(torch.mvlgamma)
+def mvlgamma(grad, input, p):
+    """The sum of lgamma(x - j/2) over j < p, and a constant."""
+    slope = torch.digamma(input)
+    for j in range(1, p):
+        slope = slope + torch.digamma(input - j / 2)
+    return grad * slope
+
+
+@backward(torch.digamma)
+def digamma(grad, input):
+    return grad * torch.polygamma(1, input)
+
+
+@backward(torch.polygamma, wrt="input")
+def polygamma(grad, n, input):
+    return grad * torch.polygamma(n + 1, input)
+
+
+# igamma(a, x), the integral of t^(a-1) e^-t / Gamma(a) from 0 to x; igammac is 1 less it
+
+
+@backward(torch.igamma, wrt="other")
+def igamma_other(grad, input, other):
+    return grad * _gamma_density(input, other)
+
+
+@backward(torch.igammac, wrt="other")
+def igammac_other(grad, input, other):
+    return -(grad * _gamma_density(input, other))
+
+
+def _gamma_density(a, x):
+    return (torch.xlogy(a - 1, x) - x - torch.lgamma(a)).exp()
+
+
+@backward(torch.igamma, wrt="input")
+@backward(torch.igammac, wrt="input")
+def igamma_input(grad):
+    raise UnsupportedCallError(
+        "igamma and igammac have no derivative in their first argument here, and none in torch. Detach it."
+    )
+
+
+# zeta(s, q), the sum of (k + q)^-s
+
+
+@backward(torch.special.zeta, wrt="other")
+def zeta_other(grad, input, other):
+    return grad * torch.special.zeta(input + 1, other) * -input
+
+
+@backward(torch.special.zeta, wrt="input")
+def zeta_input(grad):
+    raise UnsupportedCallError(
+        "special.zeta has no derivative in its first argument here, and none in torch. Detach it."
+    )
+
+
+# Modified Bessel functions: I0' = I1, I1' = I0 - I1/x with 1/2 at 0; the scaled ones carry a factor e^-|x|
+
+
+@backward(torch.i0)
+def i0(grad, input):
+    return grad * torch.special.i1(input)
+
+
+@backward(torch.special.i1)
+def i1(grad, input):
+    zero, x = _off_zero(input)
+    return grad * torch.where(zero, 0.5, torch.i0(x) - torch.special.i1(x) / x)
+
+
+@backward(torch.special.i0e)
+def i0e(grad, input, result):
+    return grad * (torch.special.i1e(input) - input.sgn() * result)
+
+
+@backward(torch.special.i1e)
+def i1e(grad, input):
+    zero, x = _off_zero(input)
+    scaled = torch.special.i1e(x)
+    return grad * torch.where(zero, 0.5, torch.special.i0e(x) - scaled * (x.sgn() + 1 / x))
+
+
+def _off_zero(input):
+    zero = input == 0
+    return zero, torch.where(zero, 1, input)
+
+
+@backward(torch.special.entr)
+def entr(grad, input):
+    """``-x log x``."""
+    return grad * (-1 - input.log())
+
+
+# xlog1py: x log(1 + y), 0 where x is 0
+
+
+@backward(torch.special.xlog1py, wrt="input")
+def xlog1py_input(grad, input, other):
+    nothing = (input == 0) & (other <= -1)
+    return torch.where(nothing, 0, torch.special.xlog1py(grad, other))
+
+
+@backward(torch.special.xlog1py, wrt="other")
+def xlog1py_other(grad, input, other):
+    return grad * input / (other + 1)

@@ -1,0 +1,168 @@
+"""Variance and standard deviation, quantiles, covariance and correlation."""
+
+import warnings
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.rules.helpers import reduced_count, restore_dims, spread
+
+aten = torch.ops.aten
+
+
+@backward(aten.var.correction)
+def var(grad, input, input_shape, dim, correction, keepdim):
+    # d/dx_i of sum |x - mean|^2 / (n - c) is 2 (x_i - mean) / (n - c): the share through the mean sums to zero.
+    freedom = reduced_count(input_shape, dim) - (1 if correction is None else correction)
+    scale = 2 / freedom if freedom > 0 else torch.inf
+    return restore_dims(grad * scale, input_shape, dim, keepdim) * (input - input.mean(dim, keepdim=True))
+
+
+@backward(aten.std.correction)
+def std(grad, input, input_shape, result, dim, correction, keepdim):
+    # Over infinity where the elements are all equal: nothing flows there, in any order.
+    through_var = grad / (2 * result.masked_fill(result == 0, torch.inf))
+    return var(through_var, input, input_shape, dim, correction, keepdim)
+
+
+def _with_mean(through_spread, grad_mean, input_shape, dim, keepdim):
+    if grad_mean is None:
+        return through_spread
+    through_mean = spread(grad_mean / (reduced_count(input_shape, dim) or 1), input_shape, dim, keepdim)
+    return through_mean if through_spread is None else through_spread + through_mean
+
+
+@backward(aten.var_mean.correction)
+def var_mean(grad, input, input_shape, dim, correction, keepdim):
+    grad_var, grad_mean = grad
+    through = None if grad_var is None else var(grad_var, input, input_shape, dim, correction, keepdim)
+    return _with_mean(through, grad_mean, input_shape, dim, keepdim)
+
+
+@backward(aten.std_mean.correction)
+def std_mean(grad, input, input_shape, result, dim, correction, keepdim):
+    grad_std, grad_mean = grad
+    through = None if grad_std is None else std(grad_std, input, input_shape, result[0], dim, correction, keepdim)
+    return _with_mean(through, grad_mean, input_shape, dim, keepdim)
+
+
+def _by_correction(op, packet):
+    """The overloads that say ``unbiased`` are those that say ``correction``, with 0 or 1."""
+
+    @decomposition(packet.default)
+    def of_all(input, unbiased):
+        return op(input, correction=int(unbiased))
+
+    @decomposition(packet.dim)
+    def along_dim(input, dim, unbiased, keepdim):
+        return op(input, dim, correction=int(unbiased), keepdim=keepdim)
+
+    @overloaded(op)
+    def choose(*args, **named):
+        if "correction" in named:
+            return packet.correction
+        if len(args) > 1 and isinstance(args[1], bool):
+            return packet.default
+        if len(args) <= 2 and "unbiased" not in named:
+            return packet.correction
+        return packet.dim if len(args) > 1 or "dim" in named or "axis" in named else packet.default
+
+
+_by_correction(torch.var, aten.var)
+_by_correction(torch.std, aten.std)
+_by_correction(torch.var_mean, aten.var_mean)
+_by_correction(torch.std_mean, aten.std_mean)
+
+
+def _quantile(input, q, dim, keepdim, interpolation, ignore_nan):
+    """The rank ``q * (n - 1)`` of the sorted elements, between two of them by ``interpolation``."""
+    name = "nanquantile" if ignore_nan else "quantile"
+    if not isinstance(q, torch.Tensor):
+        q = torch.full((), q, dtype=input.dtype, device=input.device)
+    if q.dim() > 1 or q.dtype != input.dtype:
+        raise UnsupportedCallError(
+            f"{name}: q is a number or a vector of the dtype of the input, not {q.dtype} of rank {q.dim()}"
+        )
+    if not bool(((q >= 0) & (q <= 1)).all()):
+        raise UnsupportedCallError(f"{name}: each q lies between 0 and 1")
+    if input.numel() == 0:
+        raise UnsupportedCallError(f"{name}: the input of shape {tuple(input.shape)} has no elements")
+    rank = input.dim()
+    rows = input.reshape(-1) if dim is None or rank == 0 else input.movedim(dim, -1)
+    ordered = rows.sort(-1)[0].unsqueeze(-2)  # (…, 1, n) against the (q, 1) of the positions below
+    last = ordered.shape[-1] - 1
+    missing = (ordered != ordered).sum(-1, keepdim=True)
+    column = q.reshape(-1, 1)
+    if ignore_nan:
+        position = column * (last - missing).clamp(min=0)
+    else:
+        position = torch.where(missing > 0, last, column * last)  # nan is sorted last: a row that has one answers nan
+    if interpolation in ("lower", "higher", "nearest"):
+        rounded = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](position)
+        found = torch.take_along_dim(ordered, rounded.long(), -1)
+    elif interpolation in ("linear", "midpoint"):
+        below = position.detach().floor()
+        weight = 0.5 if interpolation == "midpoint" else position - below
+        low = torch.take_along_dim(ordered, below.long(), -1)
+        high = torch.take_along_dim(ordered, position.detach().ceil().long(), -1)
+        found = torch.lerp(low, high, weight)
+    else:
+        raise UnsupportedCallError(f"{name}: unknown interpolation {interpolation!r}")
+    found = found.squeeze(-1)  # (…, q)
+    found = found.movedim(-1, 0) if q.dim() else found.squeeze(-1)
+    if not keepdim:
+        return found
+    if dim is None or rank == 0:
+        return found.reshape((*q.shape, *[1] * rank))
+    return found.unsqueeze(dim if dim < 0 else dim + q.dim())
+
+
+@decomposition(torch.quantile)
+def quantile(input, q, dim, keepdim, interpolation):
+    return _quantile(input, q, dim, keepdim, interpolation, ignore_nan=False)
+
+
+@decomposition(torch.nanquantile)
+def nanquantile(input, q, dim, keepdim, interpolation):
+    return _quantile(input, q, dim, keepdim, interpolation, ignore_nan=True)
+
+
+@decomposition(torch.cov)
+def cov(input, correction, fweights, aweights):
+    # One row a variable, one column an observation; weights count an observation (f) or rate it (a).
+    rows = input.reshape(1, -1) if input.dim() < 2 else input
+    if fweights is None and aweights is None:
+        total, weighted = rows.shape[1], rows
+        centred = weighted = rows - rows.sum(1, keepdim=True) / total
+        norm = total - correction
+    else:
+        weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+        total = weights.sum()
+        centred = rows - (rows * weights).sum(1, keepdim=True) / total
+        weighted = centred * weights
+        lost = (
+            0
+            if correction == 0
+            else correction
+            if aweights is None
+            else correction * (weights * aweights).sum() / total
+        )
+        norm = total - lost
+    if norm <= 0:
+        warnings.warn("cov(): degrees of freedom is <= 0", stacklevel=2)
+        norm = 0
+    product = centred @ weighted.mT.conj()
+    return (product / norm).squeeze()
+
+
+@decomposition(torch.corrcoef)
+def corrcoef(input):
+    covariance = torch.cov(input)
+    if covariance.dim() == 0:
+        return covariance / covariance
+    deviation = covariance.diagonal().real.sqrt()
+    scaled = covariance / deviation.unsqueeze(1) / deviation
+    if scaled.is_complex():
+        return torch.complex(scaled.real.clip(-1, 1), scaled.imag.clip(-1, 1))
+    return scaled.clip(-1, 1)

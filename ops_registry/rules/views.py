@@ -1,0 +1,120 @@
+"""Parts of a tensor and tensors built around one: diagonals, triangles, sliding windows, strides."""
+
+import torch
+
+from ops_registry.registry import backward
+
+# diagonals
+
+
+@backward(torch.diagonal)
+def diagonal(grad, input_shape, offset, dim1, dim2):
+    return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
+
+
+@backward(torch.diagonal_copy)
+def diagonal_copy(grad, input_shape, offset, dim1, dim2):
+    return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
+
+
+@backward(torch.ops.aten.diagonal_backward, wrt="grad_output")
+def diagonal_backward(grad, offset, dim1, dim2):
+    return grad.diagonal(offset, dim1, dim2)
+
+
+@backward(torch.diag_embed)
+def diag_embed(grad, offset, dim1, dim2):
+    return grad.diagonal(offset, dim1, dim2)
+
+
+@backward(torch.diagflat)
+def diagflat(grad, input_shape, offset):
+    return grad.diagonal(offset).reshape(input_shape)
+
+
+@backward(torch.diag)
+def diag(grad, input_shape, diagonal):
+    if len(input_shape) == 1:
+        return grad.diagonal(diagonal)
+    return torch.ops.aten.diagonal_backward(grad, input_shape, diagonal, 0, 1)
+
+
+@backward(torch.trace)
+def trace(grad, input_shape):
+    return torch.ops.aten.diagonal_backward(grad.expand(min(input_shape)), input_shape, 0, 0, 1)
+
+
+# triangles
+
+
+@backward(torch.tril)
+def tril(grad, diagonal):
+    return grad.tril(diagonal)
+
+
+@backward(torch.triu)
+def triu(grad, diagonal):
+    return grad.triu(diagonal)
+
+
+# sliding windows
+
+
+@backward(torch.Tensor.unfold)
+def unfold(grad, input_shape, dimension, size, step):
+    return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
+
+
+@backward(torch.unfold_copy)
+def unfold_copy(grad, input_shape, dimension, size, step):
+    return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
+
+
+@backward(torch.ops.aten.unfold_backward, wrt="grad_in")
+def unfold_backward(grad, dim, size, step):
+    return grad.unfold(dim, size, step)
+
+
+# strides
+
+
+def _addresses(shape, stride, start, device):
+    """Where in memory each element of such a tensor lies."""
+    found = torch.tensor(start, device=device)
+    for length, step in zip(shape, stride, strict=True):
+        found = found.unsqueeze(-1) + torch.arange(length, device=device) * step
+    return found.reshape(-1)
+
+
+def _is_contiguous(shape, stride):
+    expected = 1
+    for length, step in zip(reversed(shape), reversed(stride), strict=True):
+        if length != 1 and step != expected:
+            return False
+        expected *= length
+    return True
+
+
+@backward(torch.as_strided)
+def as_strided(grad, input_shape, input_stride, input_offset, size, stride, storage_offset):
+    """The gradient of every cell of memory is the sum over the elements of the result that read it.
+
+    Elements of the input that share a cell get equal parts of its gradient; what made them share it adds those up.
+    """
+    offset = input_offset if storage_offset is None else storage_offset
+    if input_shape.numel() == 0 or grad.numel() == 0:
+        return grad.new_zeros(input_shape)
+    first = min(input_offset, offset)
+    read = _addresses(size, stride, offset - first, grad.device)
+    begin = input_offset - first
+    end = begin + 1 + sum((n - 1) * s for n, s in zip(input_shape, input_stride, strict=True))
+    cells = max(end, offset - first + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
+    memory = grad.new_zeros(cells).index_add(0, read, grad.reshape(-1))
+    if _is_contiguous(input_shape, input_stride):
+        return memory[begin:end].reshape(input_shape)
+    seen = _addresses(input_shape, input_stride, begin, grad.device)
+    sharing = torch.bincount(seen, minlength=cells)
+    return (memory[seen] / sharing[seen]).reshape(input_shape)
+
+
+backward(torch.as_strided_copy)(as_strided)

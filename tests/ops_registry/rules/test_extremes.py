@@ -1,0 +1,105 @@
+"""Rules of ``ops_registry/rules/extremes.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.checking import Case, case, rand, run_case, values
+
+import tracer
+
+NAN = float("nan")
+TIES = values([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
+
+
+def minimum_and_maximum(x: torch.Tensor, **options: object) -> list[torch.Tensor]:
+    return [*torch.aminmax(x, **options)]
+
+
+CASES = [
+    case("max", torch.max, rand(3, 4)),
+    case("max", lambda x: x.max(), rand(), label="0-d"),
+    case("max", lambda x: x.t().max(), rand(3, 2), label="transposed"),
+    case("max", torch.max, TIES, label="ties", differences=False),
+    case("max", torch.max, values([1.0, NAN, NAN, 2.0]), label="nan", differences=False),
+    case("max", torch.ops.aten.max.default, rand(2, 1, 2, 3, 2), label="rank-5-overload"),
+    case("min", torch.min, rand(3, 4)),
+    case("min", torch.min, TIES, label="ties", differences=False),
+    case("max.dim", lambda x: torch.max(x, 1), rand(3, 4)),
+    case("max.dim", lambda x: x.max(dim=-1, keepdim=True), rand(3, 4), label="keepdim"),
+    case("max.dim", lambda x: torch.max(x, axis=0, keepdims=True), rand(3, 4), label="numpy-names"),
+    case("max.dim", lambda x: x.t().max(0)[0], rand(3, 4), label="transposed"),
+    case("max.dim", lambda x: x.max(0).values, rand(), label="0-d"),
+    case("max.dim", lambda x: x.max(1), rand(0, 3), label="empty"),
+    case("max.dim", lambda x: x.max(3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("max.dim", lambda x: x.max(1), TIES, label="ties", differences=False),
+    case("max.dim", lambda x: torch.ops.aten.max.dim(x, 1), rand(3, 4), label="overload"),
+    case("min.dim", lambda x: torch.min(x, 1), rand(3, 4)),
+    case("min.dim", lambda x: x.min(dim=-1, keepdim=True), rand(3, 4), label="keepdim"),
+    case("max.other", torch.max, rand(3, 1), rand(4, seed=1), label="broadcast"),
+    case("max.other", lambda a, b: a.max(other=b), rand(3), rand(3, seed=1), label="keyword"),
+    case("min.other", torch.min, rand(3, 1), rand(4, seed=1), label="broadcast"),
+    case("amax", torch.amax, rand(3, 4)),
+    case("amax", lambda x: x.amax(1), rand(3, 4), label="dim"),
+    case("amax", lambda x: x.amax((0, -1), keepdim=True), rand(3, 4, 2), label="dims-keepdim"),
+    case("amax", lambda x: torch.amax(x, axis=1, keepdims=True), rand(3, 4), label="numpy-names"),
+    case("amax", lambda x: x.amax(()), rand(3, 4), label="no-dims"),
+    case("amax", lambda x: x.amax((1, 3)), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("amax", torch.amax, rand(), label="0-d"),
+    case("amax", lambda x: x.amax(1), rand(0, 3), label="empty"),
+    case("amax", lambda x: x.amax(1), TIES, label="ties", differences=False),
+    case("amin", torch.amin, rand(3, 4)),
+    case("amin", lambda x: x.amin((0, 2)), rand(3, 4, 2), label="dims"),
+    case("amin", lambda x: x.amin(1), TIES, label="ties", differences=False),
+    case("aminmax", minimum_and_maximum, rand(3, 4)),
+    case("aminmax", lambda x: minimum_and_maximum(x, keepdim=True), rand(3, 4), label="all-keepdim"),
+    case("aminmax", lambda x: minimum_and_maximum(x, dim=1), rand(3, 4), label="dim"),
+    case("aminmax", lambda x: minimum_and_maximum(x, dim=0, keepdim=True), rand(3, 4, 2), label="dim-keepdim"),
+    case("aminmax", lambda x: torch.aminmax(x).max, rand(3, 4), label="one-result"),
+    case("aminmax", lambda x: minimum_and_maximum(x, dim=1), TIES, label="ties", differences=False),
+    case("aminmax", minimum_and_maximum, rand(), label="0-d"),
+]
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
+    run_case(c, device)
+
+
+@pytest.mark.parametrize("extreme", [torch.max, torch.amax, lambda x: torch.aminmax(x).max])
+def test_full_reduction_shares_ties_evenly(extreme, device: torch.device) -> None:
+    x = tracer.track(torch.tensor([1.0, 3.0, 3.0], device=device), True)
+    extreme(x).backward()
+    assert x.grad.tolist() == [0.0, 0.5, 0.5]
+
+
+def test_reduction_along_a_dimension_gives_to_the_chosen_index_alone(device: torch.device) -> None:
+    x = tracer.track(torch.tensor([1.0, 3.0, 3.0], device=device), True)
+    values, index = x.max(0)
+    values.backward()
+    assert x.grad.tolist() == [float(i == int(index)) for i in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("extreme", [torch.max, torch.min, torch.amax, torch.amin])
+def test_more_ties_than_float16_can_count(extreme, dtype: torch.dtype, device: torch.device) -> None:
+    x = tracer.track(torch.ones(70000, dtype=dtype, device=device), True)
+    extreme(x).backward()
+    assert torch.equal(x.grad, torch.full((70000,), 1 / 70000, device=device).to(dtype))
+
+
+def test_share_of_ties_in_float64_is_exact_to_float64(device: torch.device) -> None:
+    x = tracer.track(torch.ones(3, dtype=torch.float64, device=device), True)
+    x.amax().backward()
+    assert x.grad.tolist() == [1 / 3] * 3
+
+
+def test_indices_are_plain_and_carry_no_gradient(device: torch.device) -> None:
+    x = tracer.track(torch.ones(2, 3, device=device), True)
+    assert type(x.max(1).indices) is torch.Tensor
+
+
+def test_reduction_along_a_dimension_keeps_the_indices_alone(device: torch.device) -> None:
+    x = tracer.track(torch.ones(2, 3, device=device), True)
+    kept = [k for k in x.max(1).values.grad_fn.kept if isinstance(k, torch.Tensor)]
+    assert [k.dtype for k in kept] == [torch.int64]

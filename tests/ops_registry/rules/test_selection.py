@@ -1,0 +1,139 @@
+"""Rules of ``ops_registry/rules/selection.py``."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+
+import pytest
+import torch
+
+import tracer
+from support.analytic import assert_values, first, second
+from support.checking import Case, case, rand, run_case, values
+
+C = torch.complex128
+INF, NAN = math.inf, math.nan
+EXTREMES = {"maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin}
+TIES = (values([1.0, 2.0, 3.0]), values([1.0, 3.0, 2.0]))
+
+CASES = [
+    *[case(n, f, rand(3, 1), rand(4)) for n, f in EXTREMES.items()],
+    *[case(n, f, rand(), rand(seed=1), label="0-d") for n, f in EXTREMES.items()],
+    *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in EXTREMES.items()],
+    *[case(n, f, rand(2, 1, 2, 1, 2), rand(3, 1), label="rank 5") for n, f in EXTREMES.items()],
+    *[case(n, lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)), rand(2, 3), rand(2), label="strides, keywords")
+      for n, f in EXTREMES.items()],
+    *[case(n, EXTREMES[n], *TIES, label="ties") for n in ("maximum", "minimum")],
+    # at a tie torch gives all to the first argument of fmax and fmin: the central difference is half of each
+    *[case(n, EXTREMES[n], *TIES, torch_agrees=False, label="ties") for n in ("fmax", "fmin")],
+    case("clamp", partial(torch.clamp, min=-1, max=1), rand(3, 4)),
+    case("clamp", partial(torch.clamp, min=-1), rand(3, 4), label="min"),
+    case("clamp", partial(torch.clamp, max=1), rand(3, 4), label="max"),
+    case("clamp", partial(torch.clip, min=1, max=-1), rand(3, 4), label="crossed"),
+    case("clamp", torch.clamp, rand(3, 4), rand(4, low=-1, high=0), rand(3, 1, low=0, high=1), label="tensors"),
+    case("clamp", torch.clamp, rand(3, 4), rand(4), rand(3, 1), label="crossed tensors"),
+    case("clamp", lambda x, low: torch.clamp(x, min=low), rand(3, 4), rand(4), label="min tensor"),
+    case("clamp", lambda x, high: torch.clamp(x, max=high), rand(3, 4), rand(4), label="max tensor"),
+    case("clamp", partial(torch.clamp, min=-1), rand(2, 0), label="empty"),
+    case("clamp", partial(torch.clamp, min=-1), rand(), label="0-d"),
+    case("clamp", lambda x: (x * x).clamp_(0.5, 2), rand(5), label="in place"),
+    case("clamp", lambda x: x.transpose(0, 4).clamp(-1, 1), rand(2, 1, 2, 1, 3), label="rank 5"),
+    case("clamp_min", partial(torch.clamp_min, min=-1), rand(3, 4)),
+    case("clamp_min", torch.clamp_min, rand(3, 4), rand(4), label="tensor"),
+    case("clamp_max", partial(torch.clamp_max, max=1), rand(3, 4)),
+    case("clamp_max", torch.clamp_max, rand(3, 4), rand(4), label="tensor"),
+    case("where", lambda x, y: torch.where(x > 0, x * x, y), rand(3, 1), rand(4)),
+    case("where", lambda x: x.where(x > 0, 3.0), rand(3, 4), label="method"),
+    case("where", lambda x: torch.where(x > 0, 3, x), rand(3, 4), label="number first"),
+    case("where", lambda x, y: torch.where(condition=x.real > 0, input=x, other=y), rand(3, dtype=C), rand(3, dtype=C, seed=1),
+         label="complex, keywords"),
+    # torch raises in its backward
+    case("where", lambda x, y: torch.where(x.real > 0, x, y), rand(3, dtype=C), rand(3), torch_agrees=False, label="complex-real"),
+    case("where", lambda x, y: torch.where(torch.tensor(True, device=x.device), x, y), rand(3), rand(2, 1), label="0-d condition"),
+    case("where", lambda x, y: torch.where(x > 0, x, y), rand(2, 0), rand(1), label="empty"),
+    # torch has no derivative of bincount
+    case("bincount", lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5), rand(3), second=False,
+         torch_agrees=False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
+    run_case(c, device)
+
+
+@pytest.mark.parametrize("function", EXTREMES.values())
+def test_ties_are_shared_by_halves(function: object, device: torch.device) -> None:
+    for side in first(function, [2.0, INF, -INF], [2.0, INF, -INF], device=device):
+        assert_values(side, [0.5, 0.5, 0.5])
+
+
+def test_the_larger_of_two_takes_all(device: torch.device) -> None:
+    x, y = first(torch.maximum, [1.0, 2.0], [1.0, 3.0], device=device)
+    assert_values(x, [0.5, 0.0])
+    assert_values(y, [0.5, 1.0])
+
+
+def test_fmax_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> None:
+    x, y = first(torch.fmax, [NAN, 1.0], [1.0, NAN], device=device)
+    assert_values(x, [0.0, 1.0])
+    assert_values(y, [1.0, 0.0])
+
+
+def test_fmin_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> None:
+    x, y = first(torch.fmin, [NAN, 1.0], [1.0, NAN], device=device)
+    assert_values(x, [0.0, 1.0])
+    assert_values(y, [1.0, 0.0])
+
+
+def test_a_value_on_the_bound_is_inside(device: torch.device) -> None:
+    assert_values(first(lambda x: x.clamp(0, 1), [-1.0, 0.0, 0.5, 1.0, 2.0], device=device)[0], [0.0, 1.0, 1.0, 1.0, 0.0])
+
+
+def test_a_value_on_a_tensor_bound_is_inside_and_the_bound_gets_nothing(device: torch.device) -> None:
+    x, low, high = first(torch.clamp, [0.0, 1.0], [0.0, 0.0], [1.0, 1.0], device=device)
+    assert_values(x, [1.0, 1.0])
+    assert_values(low, [0.0, 0.0])
+    assert_values(high, [0.0, 0.0])
+
+
+def test_where_bounds_cross_the_upper_one_takes_all(device: torch.device) -> None:
+    x, low, high = first(torch.clamp, [0.0, 5.0], [3.0, 3.0], [2.0, 2.0], device=device)
+    assert_values(x, [0.0, 0.0])
+    assert_values(low, [0.0, 0.0])
+    assert_values(high, [1.0, 1.0])
+
+
+def test_a_clamped_nan_lets_nothing_through(device: torch.device) -> None:
+    assert_values(first(lambda x: x.clamp(0, 1), [NAN], device=device)[0], [0.0])
+
+
+def test_an_infinite_gradient_stops_at_what_was_clamped(device: torch.device) -> None:
+    assert_values(first(lambda x: x.clamp_min(0).sqrt(), [-1.0, 4.0], device=device)[0], [0.0, 0.25])
+
+
+def test_the_branch_not_taken_stays_finite_when_it_is_guarded(device: torch.device) -> None:
+    def guarded(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > 0, torch.where(x > 0, x, torch.ones_like(x)).sqrt(), x)
+
+    assert_values(first(guarded, [-1.0, -4.0, 4.0], device=device)[0], [1.0, 1.0, 0.25])
+    assert_values(second(guarded, [-1.0, 4.0], device=device)[0], [0.0, -1 / 32])
+
+
+def test_where_of_one_argument_gives_indices(device: torch.device) -> None:
+    x = tracer.tensor([0.0, 2.0, 3.0], device=device, requires_grad=True)
+    (found,) = torch.where(x)
+    assert found.tolist() == [1, 2]
+    assert not found.requires_grad
+
+
+def test_where_between_two_dtypes_gives_each_side_its_own(device: torch.device) -> None:
+    c = case("where", lambda x, y: torch.where(x > 0, x, y), rand(4, dtype=torch.float32), rand(4, seed=1), differences=False)
+    run_case(c, device)
+
+
+def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.device) -> None:
+    scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=device)
+    (weights,) = first(lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device)
+    assert_values(weights, [1.0, 3.0, 3.0])

@@ -1,0 +1,91 @@
+"""Rules of ``ops_registry/rules/sorting.py``."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support.checking import Case, case, rand, run_case, values
+
+import tracer
+
+NAN = float("nan")
+TIES = values([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
+
+CASES = [
+    case("sort", torch.sort, rand(3, 4)),
+    case("sort", lambda x: x.sort(0, True), rand(3, 4), label="positional"),
+    case("sort", lambda x: torch.sort(x, dim=-2, descending=True), rand(2, 3, 4), label="keywords"),
+    case("sort", lambda x: torch.sort(x, axis=0), rand(3, 4), label="numpy-names"),
+    case("sort", lambda x: x.t().sort(1)[0], rand(3, 4), label="transposed"),
+    case("sort", torch.sort, rand(), label="0-d"),
+    case("sort", torch.sort, rand(0, 3), label="empty"),
+    case("sort", lambda x: x.sort(2), rand(2, 1, 3, 2, 2), label="rank-5"),
+    case("sort.stable", lambda x: torch.sort(x, stable=True), TIES, label="ties", differences=False),
+    case("sort.stable", lambda x: x.sort(stable=True, dim=0, descending=True), rand(3, 4), label="keywords"),
+    case("sort.stable", lambda x: torch.ops.aten.sort.stable(x, stable=True, dim=1), rand(3, 4), label="overload"),
+    case("msort", torch.msort, rand(3, 4)),
+    case("msort", torch.msort, rand(), label="0-d"),
+    case("topk", lambda x: torch.topk(x, 2), rand(3, 4)),
+    case("topk", lambda x: x.topk(2, 0, False), rand(3, 4), label="smallest-along-dim"),
+    case("topk", lambda x: x.topk(k=2, dim=-1, sorted=False), rand(2, 3, 4), label="keywords"),
+    case("topk", lambda x: x.topk(1), rand(), label="0-d"),
+    case("topk", lambda x: x.topk(0), rand(3, 4), label="none"),
+    case("topk", lambda x: x.topk(2, 3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("kthvalue", lambda x: torch.kthvalue(x, 2), rand(3, 4)),
+    case("kthvalue", lambda x: x.kthvalue(3, 0, keepdim=True), rand(3, 4), label="dim-keepdim"),
+    case("kthvalue", lambda x: x.kthvalue(1), rand(), label="0-d"),
+    case("kthvalue", lambda x: x.kthvalue(2, 3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("mode", torch.mode, TIES, differences=False),
+    case("mode", lambda x: x.mode(0, keepdim=True), TIES, label="dim-keepdim", differences=False),
+    case("mode", torch.mode, rand(), label="0-d"),
+    case("median", torch.median, rand(3, 4)),
+    case("median", torch.median, rand(), label="0-d"),
+    case("median", torch.median, TIES, label="ties", differences=False),
+    case("median", torch.median, values([1.0, NAN, 2.0, NAN]), label="nan", differences=False),
+    case("median.dim", lambda x: x.median(1), rand(3, 4)),
+    case("median.dim", lambda x: torch.median(x, dim=0, keepdim=True), rand(3, 4), label="keepdim"),
+    case("median.dim", lambda x: x.median(axis=-1), rand(3, 4), label="numpy-names"),
+    case("median.dim", lambda x: x.median(0), rand(), label="0-d"),
+    case("median.dim", lambda x: x.median(3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("nanmedian", torch.nanmedian, values([1.0, NAN, 2.0, 3.0]), differences=False),
+    case("nanmedian", torch.nanmedian, values([NAN, NAN]), label="all-nan", differences=False),
+    case("nanmedian.dim", lambda x: x.nanmedian(1), rand(3, 4)),
+    case(
+        "nanmedian.dim",
+        lambda x: x.nanmedian(1, True),
+        values([[1.0, NAN, 2.0], [NAN, NAN, NAN]]),
+        label="nan",
+        differences=False,
+    ),
+]
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
+    run_case(c, device)
+
+
+def tracked(data: list, device: torch.device) -> tracer.Tensor:
+    return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
+
+
+def test_sort_sends_each_cotangent_back_to_where_the_value_was(device: torch.device) -> None:
+    x = tracked([3.0, 1.0, 2.0], device)
+    x.sort()[0].backward(torch.tensor([10.0, 20.0, 30.0], dtype=torch.float64, device=device))
+    assert x.grad.tolist() == [30.0, 10.0, 20.0]
+
+
+def test_elements_outside_topk_get_zero(device: torch.device) -> None:
+    x = tracked([3.0, 1.0, 2.0], device)
+    x.topk(2)[0].sum().backward()
+    assert x.grad.tolist() == [1.0, 0.0, 1.0]
+
+
+def test_median_of_all_shares_ties(device: torch.device) -> None:
+    x = tracked([2.0, 1.0, 2.0, 3.0], device)
+    x.median().backward()
+    assert x.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
+
+
+def test_argsort_gives_plain_integers(device: torch.device) -> None:
+    assert type(tracked([2.0, 1.0], device).argsort()) is torch.Tensor
