@@ -57,8 +57,12 @@ def resnet18() -> torch.nn.Module:
 
 
 def transformer() -> torch.nn.Module:
-    layer = torch.nn.TransformerEncoderLayer(256, 8, 1024, dropout=0.1, activation="gelu", batch_first=True, norm_first=True)
-    return torch.nn.Sequential(torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.nn.Linear(256, 10))
+    layer = torch.nn.TransformerEncoderLayer(
+        256, 8, 1024, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
+    )
+    return torch.nn.Sequential(
+        torch.nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), torch.nn.Linear(256, 10)
+    )
 
 
 def make_step(network: str, engine: str) -> Callable[[], object]:
@@ -101,24 +105,35 @@ def measure_peak(network: str, engine: str) -> None:
 
 def peak(network: str, engine: str, runs: int) -> float:
     # Freed memory goes back to the kernel at once, so that the high-water mark is that of what is alive.
-    environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "OMP_NUM_THREADS": "2"}
+    environment = {
+        **os.environ,
+        "MALLOC_MMAP_THRESHOLD_": "65536",
+        "MALLOC_TRIM_THRESHOLD_": "65536",
+        "OMP_NUM_THREADS": "2",
+    }
     command = [sys.executable, __file__, "--peak", network, engine]
     found = [
-        int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout) for _ in range(runs)
+        int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+        for _ in range(runs)
     ]
     return statistics.median(found)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "ENGINE"), help="only print the peak memory of one step, in bytes")
+    parser.add_argument(
+        "--peak", nargs=2, metavar=("NETWORK", "ENGINE"), help="only print the peak memory of one step, in bytes"
+    )
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     if options.peak:
         measure_peak(*options.peak)
         return
     table = Table("network", "torch MiB", "glassgrad MiB", "ratio", title="Peak memory of a training step above rest")
-    for network, title in (("cnn", "ResNet-18-shaped CNN, 32x3x64x64"), ("transformer", "4-layer transformer, 8x128x256")):
+    for network, title in (
+        ("cnn", "ResNet-18-shaped CNN, 32x3x64x64"),
+        ("transformer", "4-layer transformer, 8x128x256"),
+    ):
         timings = compare({e: make_step(network, e) for e in ("torch", "glassgrad")}, options.rounds, 1)
         report(f"{title}: one training step", timings, 1e-3, "ms")
         theirs, ours = peak(network, "torch", 5), peak(network, "glassgrad", 5)

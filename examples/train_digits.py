@@ -64,7 +64,9 @@ def load() -> Data:
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target)
-    train, test = train_test_split(torch.arange(len(labels)).numpy(), test_size=0.25, random_state=SEED, stratify=digits.target)
+    train, test = train_test_split(
+        torch.arange(len(labels)).numpy(), test_size=0.25, random_state=SEED, stratify=digits.target
+    )
     train, test = torch.from_numpy(train), torch.from_numpy(test)
     return Data(images[train], labels[train], images[test], labels[test])
 
@@ -85,7 +87,9 @@ def train(model: torch.nn.Module, data: Data) -> float:
     columns = (
         TextColumn("epoch {task.fields[epoch]:>2}/{task.fields[epochs]}"),
         BarColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}  test accuracy {task.fields[accuracy]:6.2%}  {task.fields[rate]:,.0f} examples/s"),
+        TextColumn(
+            "loss {task.fields[loss]:.4f}  test accuracy {task.fields[accuracy]:6.2%}  {task.fields[rate]:,.0f} examples/s"
+        ),
         TimeElapsedColumn(),
     )
     tested = 0.0
@@ -116,7 +120,13 @@ def compare_with_torch(model: torch.nn.Module, data: Data) -> float:
     for twin in (reference, ours):
         torch.manual_seed(SEED)  # the same dropout mask in both
         F.cross_entropy(twin(images), digits).backward()
-    table = Table("parameter", "|gradient|", "|ours - torch|", "relative", title="One batch in float64 beside torch's own autograd")
+    table = Table(
+        "parameter",
+        "|gradient|",
+        "|ours - torch|",
+        "relative",
+        title="One batch in float64 beside torch's own autograd",
+    )
     worst = 0.0
     for (name, native), tracked in zip(reference.named_parameters(), ours.parameters(), strict=True):
         assert native.grad is not None and tracked.grad is not None
@@ -135,7 +145,9 @@ def show_graph(model: torch.nn.Module, data: Data) -> None:
     """The op kinds that one forward pass leaves in the graph, and what they keep for backward."""
     with tracer.Graph() as graph:
         loss = F.cross_entropy(model(data.train_images[:BATCH]), data.train_digits[:BATCH])
-    table = Table("op", "calls", "bytes kept", title=f"The graph of one forward pass: {len(graph)} calls, loss {loss.item():.4f}")
+    table = Table(
+        "op", "calls", "bytes kept", title=f"The graph of one forward pass: {len(graph)} calls, loss {loss.item():.4f}"
+    )
     for row in graph.summary()[:10]:
         table.add_row(row.op, str(row.count), f"{row.kept_bytes:,}")
     console.print(table)

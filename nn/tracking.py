@@ -26,7 +26,7 @@ def track(module: M) -> M:
         if type(parameter) not in (torch.nn.Parameter, torch.Tensor, tracer.Tensor):
             raise UnsupportedError(
                 f"nn.track() met a {type(parameter).__name__}. Lazy parameters get their shape from a first forward pass: run one first."
-                if isinstance(parameter, torch.nn.parameter.UninitializedTensorMixin)
+                if isinstance(parameter, torch.nn.parameter.UninitializedParameter)
                 else f"nn.track() met a {type(parameter).__name__}: parameters of other tensor subclasses cannot be tracked."
             )
     for parameter in parameters:

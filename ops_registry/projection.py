@@ -13,9 +13,7 @@ import torch
 from ops_registry.errors import RuleResultError
 
 
-def project(
-    grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype, where: Callable[[], str]
-) -> torch.Tensor:
+def project(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype, where: Callable[[], str]) -> torch.Tensor:
     """``grad`` as a gradient of a tensor of ``shape`` and ``dtype``.
 
     Raises ``RuleResultError`` when ``shape`` does not broadcast to the shape of ``grad``, or the dtypes cannot be reconciled;
@@ -30,7 +28,9 @@ def project(
         grad = grad.sum_to_size(shape)
     if grad.dtype != dtype:
         if not (grad.dtype.is_floating_point or grad.dtype.is_complex):
-            raise RuleResultError(f"{where()} returned a gradient of dtype {grad.dtype}: a gradient is floating or complex.")
+            raise RuleResultError(
+                f"{where()} returned a gradient of dtype {grad.dtype}: a gradient is floating or complex."
+            )
         if grad.dtype.is_complex and not dtype.is_complex:
             grad = grad.real
         grad = grad.to(dtype)

@@ -25,7 +25,9 @@ class Spelling:
 
     __slots__ = ("choose", "func", "inplace", "order", "rule", "straight", "tails", "varargs")
 
-    def __init__(self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool) -> None:
+    def __init__(
+        self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool
+    ) -> None:
         self.func = func
         self.rule = rule
         self.inplace = inplace
@@ -241,7 +243,9 @@ def overloaded(func: Callable[..., Any]) -> Callable[[F], F]:
     return register
 
 
-def _bind_choose(choice: Callable[..., Any], spelled: Spelling) -> Callable[[tuple[Any, ...], dict[str, Any]], Spelling]:
+def _bind_choose(
+    choice: Callable[..., Any], spelled: Spelling
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Spelling]:
     made: dict[Rule | int, Spelling] = {}
 
     def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling:
@@ -295,7 +299,11 @@ def use(replacements: Mapping[Callable[..., Any], ReplacementRule]) -> Iterator[
         spelling = _find(func)
         rule = Rule(op_name(func), signature_of(func)) if spelling is None else spelling.rule
         new = _replaced(rule, replacement)
-        keys = [key for key, spelled in _items(outer) if spelled.rule is rule] if spelling is not None else list(spellings(func))
+        keys = (
+            [key for key, spelled in _items(outer) if spelled.rule is rule]
+            if spelling is not None
+            else list(spellings(func))
+        )
         for key in keys:
             inplace = outer[key].inplace if spelling is not None else spellings(func)[key]
             order = _own_order(key, rule.signature)

@@ -104,6 +104,8 @@ class Rule:
     variants: dict[int, Variant] = field(default_factory=dict, repr=False)
     #: Arguments that can be a tensor and that no formula covers: a gradient wanted there would be lost.
     uncovered: tuple[tuple[int, str], ...] = ()
+    #: Those of them that can be given by position.
+    uncovered_positional: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
         covered = {name for formula in self.formulas for name in formula.wrt}
@@ -111,6 +113,7 @@ class Rule:
         self.uncovered = tuple(
             (i, n) for i, n in enumerate(self.signature.names) if n not in covered and n not in self.signature.constant
         )
+        self.uncovered_positional = tuple((i, n) for i, n in self.uncovered if n not in self.signature.keyword_only)
 
     @property
     def keeps(self) -> tuple[str, ...]:

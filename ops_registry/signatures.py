@@ -7,6 +7,7 @@ functions are read with ``inspect``. ``self`` is called ``input`` here, as in to
 from __future__ import annotations
 
 import inspect
+import re
 import types
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -38,8 +39,10 @@ class Signature:
     self_position: int = 0
     #: Arguments that are never a tensor or a list: there is nothing to alias or copy when one is kept.
     plain: frozenset[str] = frozenset()
-    #: Arguments that no overload declares as a tensor: none can carry a gradient.
+    #: Arguments that no overload takes a tensor for (not even one that stands for a number): none can carry a gradient.
     constant: frozenset[str] = frozenset()
+    #: Arguments that can be given by name only.
+    keyword_only: frozenset[str] = frozenset()
     #: The result may be a view of an argument, or an argument itself.
     may_alias: bool = True
     overloads: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -74,7 +77,9 @@ def _is_intercepted(func: Callable[..., Any]) -> bool:
 
 
 def _from_schema(schema: Any) -> Signature:
-    arguments = [a for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None and a.alias_info.is_write)]
+    arguments = [
+        a for a in schema.arguments if not (a.kwarg_only and a.alias_info is not None and a.alias_info.is_write)
+    ]
     own = [a.name for a in arguments]
     names = tuple("input" if n == "self" and "input" not in own else n for n in own)
     defaults = {n: a.default_value for n, a in zip(names, arguments, strict=True) if a.has_default_value()}
@@ -84,9 +89,10 @@ def _from_schema(schema: Any) -> Signature:
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
     self_position = own.index("self") if "self" in own else 0
     plain = frozenset(n for n, a in zip(names, arguments, strict=True) if _is_plain(str(a.type)))
-    constant = frozenset(n for n, a in zip(names, arguments, strict=True) if "Tensor" not in str(a.type))
+    constant = frozenset(n for n, a in zip(names, arguments, strict=True) if not re.search("Tensor|number", str(a.type)))
+    keyword_only = frozenset(n for n, a in zip(names, arguments, strict=True) if a.kwarg_only)
     may_alias = any(r.alias_info is not None for r in schema.returns)
-    return Signature(names, defaults, outputs, returns_list, varargs, self_position, plain, constant, may_alias)
+    return Signature(names, defaults, outputs, returns_list, varargs, self_position, plain, constant, keyword_only, may_alias)
 
 
 def _is_plain(kind: str) -> bool:
@@ -112,7 +118,9 @@ def _from_schemas(found: dict[str, Any]) -> Signature:
         longest,
         defaults=defaults,
         plain=frozenset(n for n in longest.names if all(n in s.plain for s in signatures.values() if n in s.names)),
-        constant=frozenset(n for n in longest.names if all(n in s.constant for s in signatures.values() if n in s.names)),
+        constant=frozenset(
+            n for n in longest.names if all(n in s.constant for s in signatures.values() if n in s.names)
+        ),
         may_alias=any(s.may_alias for s in signatures.values()),
         overloads=signatures,
     )

@@ -161,7 +161,11 @@ def _overloads(names: tuple[str, ...], only: str | None) -> Iterator[Callable[..
         if only is None:
             yield packet
         for overload in packet.overloads():
-            if (only is None or overload == only) and "out" not in overload and "Dimname" not in str(getattr(packet, overload)._schema):
+            if (
+                (only is None or overload == only)
+                and "out" not in overload
+                and "Dimname" not in str(getattr(packet, overload)._schema)
+            ):
                 yield getattr(packet, overload)
 
 

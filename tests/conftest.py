@@ -15,7 +15,11 @@ from ops_registry.registry import TABLE, active
 from tracer.graph import current
 
 settings.register_profile(
-    "default", deadline=None, derandomize=bool(os.environ.get("CI")), suppress_health_check=list(HealthCheck), max_examples=60
+    "default",
+    deadline=None,
+    derandomize=bool(os.environ.get("CI")),
+    suppress_health_check=list(HealthCheck),
+    max_examples=60,
 )
 settings.load_profile("default")
 

@@ -66,9 +66,13 @@ def grad(
     that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
     """
     if is_grads_batched:
-        raise UnsupportedError("grad(is_grads_batched=True) is not supported: call grad() once for each row of grad_outputs")
+        raise UnsupportedError(
+            "grad(is_grads_batched=True) is not supported: call grad() once for each row of grad_outputs"
+        )
     if materialize_grads and allow_unused is False:
-        raise GradientArgumentError("materialize_grads=True fills in for unused inputs: allow_unused cannot be False with it")
+        raise GradientArgumentError(
+            "materialize_grads=True fills in for unused inputs: allow_unused cannot be False with it"
+        )
     outs = _as_tuple(outputs)
     wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
     if not wanted:
@@ -125,7 +129,9 @@ def _root_gradient(output: torch.Tensor, gradient: torch.Tensor | None, position
             )
         return torch.ones_like(output, memory_format=torch.preserve_format, requires_grad=False)
     if not isinstance(gradient, torch.Tensor):
-        raise GradientArgumentError(f"gradients are tensors or None; the one for output {position} is {type(gradient).__name__}")
+        raise GradientArgumentError(
+            f"gradients are tensors or None; the one for output {position} is {type(gradient).__name__}"
+        )
     if gradient.shape != output.shape:
         raise GradientArgumentError(
             f"the gradient given for output {position} has shape {tuple(gradient.shape)}, and the output {tuple(output.shape)}"
@@ -162,7 +168,9 @@ def _nodes_of_inputs(inputs: tuple[torch.Tensor, ...]) -> list[Node]:
     return nodes
 
 
-def _carry_over(sweep: Sweep, inputs: tuple[torch.Tensor, ...], nodes: list[Node], found: dict[Node, torch.Tensor]) -> None:
+def _carry_over(
+    sweep: Sweep, inputs: tuple[torch.Tensor, ...], nodes: list[Node], found: dict[Node, torch.Tensor]
+) -> None:
     """Where the sweep crossed into torch's autograd, add the gradients that native inputs get there."""
     if not sweep.bridged:
         return

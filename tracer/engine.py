@@ -48,7 +48,10 @@ class Sweep:
         self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def run(
-        self, roots: Iterable[tuple[Node, torch.Tensor]], targets: set[Node] | None = None, through_bridges: bool = False
+        self,
+        roots: Iterable[tuple[Node, torch.Tensor]],
+        targets: set[Node] | None = None,
+        through_bridges: bool = False,
     ) -> dict[Node, torch.Tensor]:
         """Carry the gradients of ``roots`` back, and return those that reached ``targets``.
 
@@ -87,22 +90,16 @@ class Sweep:
                 grad = self._run_hooks(node, node.extras, grad)
             if targets is not None and node in targets:
                 found[node] = grad
-            kind = type(node)
-            if kind is Node:
+            if type(node) is Node:
                 if leading is None or any(p in leading for p in flat(node.parents)):
                     self._through(node, grad, leading)
-            elif kind is Output:
+            elif isinstance(node, Output):
                 self._gather_output(node, grad)
-            elif kind is Leaf:
+            elif isinstance(node, Leaf):
                 if targets is None:
                     self._reach_leaf(node, grad)
-            elif kind is Bridge:
-                if self.create_graph:
-                    raise UnsupportedError(
-                        f"create_graph=True reached a tensor of shape {tuple(node.shape or ())} with a history in torch's own autograd, where the "
-                        f"backward pass cannot be recorded. Track its leaves before they are used (tracer.track, nn.track)."
-                    )
-                self.bridged.append((node.native, grad))
+            elif isinstance(node, Bridge):
+                self._reach_bridge(node, grad)
             grad = None  # let the buffer go before the next rule allocates its own
 
     def _zero_at(self, node: Node, targets: set[Node] | None) -> torch.Tensor | None:
@@ -255,6 +252,14 @@ class Sweep:
         else:
             self.leaves.append((leaf, [grad]))
 
+    def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
+        if self.create_graph:
+            raise UnsupportedError(
+                f"create_graph=True reached a tensor of shape {tuple(bridge.native.shape)} with a history in torch's own autograd, where "
+                f"the backward pass cannot be recorded. Track its leaves before they are used (tracer.track, nn.track)."
+            )
+        self.bridged.append((bridge.native, grad))
+
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``; hand over to torch what arrived there."""
         for leaf, buffer in self.leaves:
@@ -275,7 +280,7 @@ class Sweep:
             tensor.grad = grad.clone() if before is None else before + grad
             return
         with DisableTorchFunctionSubclass(), _accumulating, torch.no_grad():
-            slot: Any = torch.Tensor.grad  # type: ignore[misc]
+            slot: Any = torch.Tensor.grad
             before = slot.__get__(tensor)
             if before is None:
                 slot.__set__(tensor, _own(buffer, tensor))
@@ -347,7 +352,9 @@ def _missing(node: Node) -> Exception:
     if not node.kept:
         return UnsupportedError(f"backward reached {describe_node(node)}, which was removed from its graph")
     qualified, arguments = node.kept
-    line = f", called at {node.line}" if node.line else " (tracer.Graph(record_lines=True) would tell where it was called)"
+    line = (
+        f", called at {node.line}" if node.line else " (tracer.Graph(record_lines=True) would tell where it was called)"
+    )
     short = node.op.strip("_")
     return MissingRuleError(
         f"{qualified}({arguments}) has no backward rule{line}.\n"
@@ -355,5 +362,5 @@ def _missing(node: Node) -> Exception:
         f"    @ops_registry.backward({qualified})\n"
         f"    def {short}(grad, ...):   # name the arguments, or 'result', that the formula needs\n"
         f"        return ...\n\n"
-        f"or take this derivative from torch's own autograd: with tracer.fallback(\"torch\"): ..."
+        f'or take this derivative from torch\'s own autograd: with tracer.fallback("torch"): ...'
     )

@@ -78,7 +78,9 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             )
         grads = (grad,) if single else tuple(grad)
         asked = [(items[i], grads[i]) for i in carrying if grads[i] is not None]
-        return torch.autograd.grad([t for t, _ in asked], leaves, [g for _, g in asked], retain_graph=True, allow_unused=True)
+        return torch.autograd.grad(
+            [t for t, _ in asked], leaves, [g for _, g in asked], retain_graph=True, allow_unused=True
+        )
 
     name = f"torch:{op_name(func)}"
     inputs = tuple(f"input{i}" for i in range(len(parents)))
@@ -92,7 +94,7 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         node.extra().outputs = [None] * len(items)
     marked = []
     for i, item in enumerate(items):
-        plain = plain_alias(item) if isinstance(item, torch.Tensor) else item
+        plain: Any = plain_alias(item) if isinstance(item, torch.Tensor) else item
         if i in carrying:
             plain.__class__ = Tensor
             plain._node = node if single else node.output(i, plain.shape, plain.dtype)

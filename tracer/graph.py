@@ -120,7 +120,9 @@ class Graph:
         """
         node = getattr(root, "_node", None)
         if node is None:
-            raise NoHistoryError("backward_order() was asked for a tensor that does not require grad: it has no history")
+            raise NoHistoryError(
+                "backward_order() was asked for a tensor that does not require grad: it has no history"
+            )
         return backward_order([node])
 
     def has_cycle(self) -> bool:

@@ -14,7 +14,7 @@ from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.keeping import keep
 from tracer.node import Leaf, Node
-from tracer.parents import find_parents
+from tracer.parents import DIFFERENTIABLE, find_parents
 from tracer.tensor import Tensor, plain_alias
 
 
@@ -31,7 +31,9 @@ def note_view(view: torch.Tensor) -> None:
     if views is None:
         base._views = [weakref.ref(view)]
     else:
-        if len(views) >= 8 and len(views) & (len(views) - 1) == 0:  # at 8, 16, 32 …: dead ones go, at constant cost on average
+        if (
+            len(views) >= 8 and len(views) & (len(views) - 1) == 0
+        ):  # at 8, 16, 32 …: dead ones go, at constant cost on average
             views[:] = [v for v in views if v() is not None]
         views.append(weakref.ref(view))
 
@@ -46,7 +48,9 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
     rule = spelling.rule
     bound = spelling.bind(args, kwargs)
     target = bound[0]
-    mask, parents, has_native = find_parents(rule, bound) if torch.is_grad_enabled() else (0, (), False)
+    mask, parents = 0, ()
+    if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
+        mask, parents, _ = find_parents(rule, bound)
     if not mask:
         return func(*args, **kwargs)
     check_write(target, rule.name)
@@ -74,7 +78,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
 def check_write(target: torch.Tensor, name: str) -> None:
     """Raise where torch forbids the write, and where its effect on the history of views is not supported."""
     node = getattr(target, "_node", None)
-    base = target._base
+    base: Any = target._base
     base_node = getattr(base, "_node", None) if base is not None else None
     if isinstance(node, Leaf) or (type(target) is not Tensor and target.requires_grad):
         raise InPlaceError(

@@ -103,7 +103,11 @@ def _attached(node: Node, value: Any, source: int) -> Any:
         return type(value)(
             [_with_nodes(v, node.output(i, v.shape, v.dtype)) if _carries(v) else v for i, v in enumerate(value)]
         )
-    return _with_nodes(value, node.output(FROM_RESULT - 1 - source, value.shape, value.dtype)) if _carries(value) else value
+    return (
+        _with_nodes(value, node.output(FROM_RESULT - 1 - source, value.shape, value.dtype))
+        if _carries(value)
+        else value
+    )
 
 
 def _carries(value: Any) -> bool:

@@ -30,7 +30,9 @@ def qualified(func: Callable[..., Any]) -> str:
         short = name.removeprefix(f"{prefix.rpartition('.')[2]}_")
         if getattr(module, short, None) == func:
             return f"{prefix}.{short}"
-    if hasattr(torch, name):  # torch._VF's function beneath a Python one of the same name: a rule for either covers both
+    if hasattr(
+        torch, name
+    ):  # torch._VF's function beneath a Python one of the same name: a rule for either covers both
         return f"torch.{name}"
     return f"torch._C._nn.{name}" if hasattr(torch._C._nn, name) else name
 

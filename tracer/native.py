@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 
-def hand_over(bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None) -> list[torch.Tensor | None]:
+def hand_over(
+    bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None
+) -> list[torch.Tensor | None]:
     """Carry gradients that arrived at bridges on into torch's autograd.
 
     ``inputs`` None: accumulate into native leaves. Otherwise return the gradient of each of ``inputs``, None where torch finds no way.

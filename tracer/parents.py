@@ -15,6 +15,11 @@ from ops_registry.rule import Rule
 from tracer.node import Bridge, Leaf, Node
 from tracer.tensor import Tensor
 
+#: dtypes that carry gradients.
+DIFFERENTIABLE = frozenset(
+    d for d in vars(torch).values() if isinstance(d, torch.dtype) and (d.is_floating_point or d.is_complex)
+)
+
 _PLAIN = torch.Tensor
 
 

@@ -27,21 +27,20 @@ from tracer.graph import Graph, current, enter
 from tracer.keeping import keep
 from tracer.naming import describe, qualified, user_line
 from tracer.node import Node
-from tracer.parents import check_uncovered, find_parents, nodes_in
+from tracer.parents import DIFFERENTIABLE, check_uncovered, find_parents, nodes_in
 from tracer.redispatch import redispatch
 from tracer.tensor import HANDLERS, Tensor, plain_alias
-
-#: dtypes that carry gradients.
-DIFFERENTIABLE = frozenset(
-    d for d in vars(torch).values() if isinstance(d, torch.dtype) and (d.is_floating_point or d.is_complex)
-)
 
 _NO_KWARGS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
 
 
 def intercept(
-    cls: type, func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    cls: type,
+    func: Callable[..., Any],
+    types: tuple[type, ...],
+    args: tuple[Any, ...] = (),
+    kwargs: dict[str, Any] | None = None,
 ) -> Any:
     """``__torch_function__`` of the tracked tensor."""
     if len(types) > 1 and any(map(_is_foreign, types)):
@@ -143,7 +142,7 @@ def _straight(rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound
                 break
             bit <<= 1
         else:
-            if rule.uncovered:
+            if rule.uncovered_positional:
                 check_uncovered(rule, bound)
     result = func(*args)
     if not mask:
@@ -192,14 +191,18 @@ def _attach_structure(
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
         return result
     positions = [
-        i for i, item in enumerate(result) if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not _came_in(item, bound, None)
+        i
+        for i, item in enumerate(result)
+        if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not _came_in(item, bound, None)
     ]
     if not positions:
         return result
     single = len(positions) == 1 and not variant.rule.signature.returns_list
     first = result[positions[0]]
     kept, versions = keep(variant, bound, result, extra)
-    node = enter(Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, versions))
+    node = enter(
+        Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, versions)
+    )
     if not single:
         node.extra().outputs = [None] * len(result)
     for i in positions:
@@ -232,7 +235,7 @@ def _came_in(result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
 
 
 #: Functions that hand back an object which somebody else holds; never to be marked, and no part of any history.
-_PASS = frozenset({torch.Tensor._base.__get__, torch.Tensor._grad.__get__})  # type: ignore[attr-defined]
+_PASS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("_base", "_grad"))
 
 
 def _without_rule(

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 #: ``detach`` past our own override: a plain alias.
 plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
 
+#: torch's own descriptors, past our properties of the same names.
+_GRAD: Any = torch.Tensor.grad
+_DATA: Any = torch.Tensor.data
+
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
 _OWN = frozenset({"_node", "_views"})
 
@@ -37,7 +41,7 @@ class Tensor(torch.Tensor):
 
     # ------------------------------------------------------------------ what autograd adds to a tensor
     @property
-    def requires_grad(self) -> bool:  # type: ignore[override]
+    def requires_grad(self) -> bool:
         """Whether gradients are computed for this tensor."""
         return self._node is not None
 
@@ -78,7 +82,7 @@ class Tensor(torch.Tensor):
         return None if node is None or isinstance(node, Leaf) else node
 
     @property
-    def grad(self) -> torch.Tensor | None:  # type: ignore[override]
+    def grad(self) -> torch.Tensor | None:
         """The accumulated gradient, as in torch."""
         node = self._node
         if node is not None and not isinstance(node, Leaf) and (node.extras is None or node.extras.retain is None):
@@ -89,27 +93,27 @@ class Tensor(torch.Tensor):
                 stacklevel=2,
             )
         with DisableTorchFunctionSubclass():
-            return torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+            return _GRAD.__get__(self)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         with DisableTorchFunctionSubclass():
-            torch.Tensor.grad.__set__(self, value)  # type: ignore[attr-defined]
+            _GRAD.__set__(self, value)
 
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
 
     @property
-    def data(self) -> torch.Tensor:  # type: ignore[override]
+    def data(self) -> torch.Tensor:
         """A plain tensor that shares storage and has no history; writes to it go unnoticed, as in torch."""
         with DisableTorchFunctionSubclass():
-            return torch.Tensor.data.__get__(self)  # type: ignore[attr-defined]
+            return _DATA.__get__(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         with DisableTorchFunctionSubclass():
-            torch.Tensor.data.__set__(self, value)  # type: ignore[attr-defined]
+            _DATA.__set__(self, value)
             if isinstance(self._node, Leaf):
                 self._node.shape, self._node.dtype = self.shape, self.dtype
 
@@ -150,10 +154,12 @@ class Tensor(torch.Tensor):
         Raises ``NoHistoryError`` for a tensor that does not require grad or is not a leaf.
         """
         if not isinstance(self._node, Leaf):
-            raise NoHistoryError("post accumulate grad hooks cannot be registered on a tensor that is not a leaf requiring grad")
+            raise NoHistoryError(
+                "post accumulate grad hooks cannot be registered on a tensor that is not a leaf requiring grad"
+            )
         return self._node.register_hook(hook)
 
-    def backward(  # type: ignore[override]
+    def backward(
         self,
         gradient: torch.Tensor | None = None,
         retain_graph: bool | None = None,
@@ -168,7 +174,7 @@ class Tensor(torch.Tensor):
     def detach(self) -> Tensor:
         """A tracked tensor that shares storage and has no history."""
         with DisableTorchFunctionSubclass():
-            alias = plain_alias(self)
+            alias: Any = plain_alias(self)
             alias.__class__ = Tensor
         return alias
 
@@ -184,7 +190,9 @@ class Tensor(torch.Tensor):
     def numpy(self, *, force: bool = False) -> Any:
         """As in torch; raises ``GradientArgumentError`` for a tensor that requires grad, unless ``force``."""
         if self._node is not None and not force:
-            raise GradientArgumentError("can't call numpy() on a tensor that requires grad. Use tensor.detach().numpy() instead.")
+            raise GradientArgumentError(
+                "can't call numpy() on a tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
         with DisableTorchFunctionSubclass():
             return torch.Tensor.numpy(self, force=force)
 
@@ -206,9 +214,9 @@ class Tensor(torch.Tensor):
     def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
         if id(self) in memo:
             return memo[id(self)]
-        if not self.is_leaf:
+        if self._node is not None and not isinstance(self._node, Leaf):
             raise UnsupportedError(
-                f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."  # type: ignore[union-attr]
+                f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."
             )
         with DisableTorchFunctionSubclass():
             twin: Any = copy.deepcopy(plain_alias(self), memo)
@@ -216,9 +224,9 @@ class Tensor(torch.Tensor):
             memo[id(self)] = twin
             if self._node is not None:
                 twin.requires_grad_()
-            gradient = torch.Tensor.grad.__get__(self)  # type: ignore[attr-defined]
+            gradient = _GRAD.__get__(self)
             if gradient is not None:
-                torch.Tensor.grad.__set__(twin, copy.deepcopy(gradient, memo))  # type: ignore[attr-defined]
+                _GRAD.__set__(twin, copy.deepcopy(gradient, memo))
         for name, value in self.__dict__.items():
             if name not in _OWN:
                 setattr(twin, name, copy.deepcopy(value, memo))
@@ -247,14 +255,20 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
     if requires_grad is None:
         requires_grad = tensor.requires_grad
     if not tensor.is_leaf:
-        raise GradientArgumentError("track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach().")
+        raise GradientArgumentError(
+            "track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach()."
+        )
     with DisableTorchFunctionSubclass():
         tracked: Any = torch.Tensor._make_subclass(Tensor, plain_alias(tensor))
     return tracked.requires_grad_(requires_grad)
 
 
 def tensor(
-    data: Any, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None, requires_grad: bool = False
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
 ) -> Tensor:
     """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class."""
     if isinstance(data, torch.Tensor):

@@ -122,7 +122,7 @@ def rrelu_with_noise(grad, input, noise, lower, upper, training):
         return aten.leaky_relu_backward(grad, input, (lower + upper) / 2, False)
     if not noise.is_contiguous():
         raise UnsupportedCallError(
-            "rrelu_with_noise fills a noise that is not contiguous in another order than it uses it"
+            "rrelu_with_noise fills a noise that is not contiguous in another order: pass one that is"
         )
     return grad * noise
 

@@ -61,7 +61,7 @@ def lu_unpack(grad, LU_data_shape):
     return sum(parts[1:], parts[0]) if parts else None
 
 
-# QR (Seeger et al., 2017): grad_A = (grad_Q + Q H) R⁻ᴴ, where H is Hermitian with the lower half of R grad_Rᴴ - grad_Qᴴ Q.
+# QR (Seeger et al., 2017): grad_A = (grad_Q + Q H) R⁻ᴴ, with H Hermitian like the lower half of R grad_Rᴴ - grad_Qᴴ Q.
 
 
 @backward(torch.linalg.qr, wrt="A")
@@ -104,13 +104,29 @@ def skew(matrix):
     return matrix - matrix.mH
 
 
+def require_free_phase(op, products):
+    """Refuse a loss that depends on the phase of complex vectors, which is arbitrary.
+
+    The imaginary part of the diagonal of ``products``, vectorsᴴ times their gradients, is its derivative in the phase.
+    """
+    if products.is_complex():
+        turn = products.diagonal(dim1=-2, dim2=-1).imag
+        if not torch.allclose(turn, torch.zeros_like(turn), rtol=1e-2, atol=1e-2):
+            raise UnsupportedCallError(
+                f"{op}: the loss depends on the phase of complex vectors, which is arbitrary: it has no derivative. Let it "
+                f"depend on what the phase leaves alone, as abs()."
+            )
+
+
 @backward(torch.linalg.eigh, wrt="input")
 def eigh(grad, eigenvalues, eigenvectors):
     grad_values, grad_vectors = grad
     V = eigenvectors
     if grad_vectors is None:
         return (V * grad_values.unsqueeze(-2)) @ V.mH
-    inner = divided(skew(V.mH @ grad_vectors) / 2, eigenvalues)
+    product = V.mH @ grad_vectors
+    require_free_phase("linalg.eigh", product)
+    inner = divided(skew(product) / 2, eigenvalues)
     if grad_values is not None:
         inner = inner + torch.diag_embed(grad_values)
     return V @ inner @ V.mH
@@ -128,6 +144,7 @@ def eig(grad, eigenvalues, eigenvectors):
     if grad_vectors is None:
         return torch.linalg.solve(V.mH, grad_values.unsqueeze(-1) * V.mH)
     product = V.mH @ grad_vectors
+    require_free_phase("linalg.eig", product)
     # Each eigenvector has norm 1: what would stretch it is taken away.
     stretch = product.diagonal(dim1=-2, dim2=-1).real.unsqueeze(-2)
     inner = divided(product - (V.mH @ V) * stretch, conj(eigenvalues))
@@ -152,16 +169,19 @@ def svd(grad, U, S, Vh):
     if grad_U is None and grad_Vh is None:
         return (U * grad_S.unsqueeze(-2)) @ Vh
     squares = S * S
+    grad_U = None if grad_U is None else grad_U[..., :k]
+    grad_Vh = None if grad_Vh is None else grad_Vh[..., :k, :]
+    of_U = None if grad_U is None else U.mH @ grad_U
+    of_V = None if grad_Vh is None else Vh @ grad_Vh.mH
+    require_free_phase("linalg.svd", of_U if of_V is None else of_V if of_U is None else of_U + of_V)
     inner = 0 if grad_S is None else torch.diag_embed(grad_S)
-    if grad_U is not None:
-        grad_U = grad_U[..., :k]
-        turned = skew(U.mH @ grad_U)
+    if of_U is not None:
+        turned = skew(of_U)
         inner = inner + divided(turned, squares) * S.unsqueeze(-2)
         if turned.is_complex():  # a phase common to a pair of vectors is free; it is left with U
             inner = inner + torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1) / (2 * S))
-    if grad_Vh is not None:
-        grad_Vh = grad_Vh[..., :k, :]
-        inner = inner + S.unsqueeze(-1) * divided(skew(Vh @ grad_Vh.mH), squares)
+    if of_V is not None:
+        inner = inner + S.unsqueeze(-1) * divided(skew(of_V), squares)
     result = U @ inner.to(U.dtype) @ Vh
     if grad_U is not None and U.shape[-2] > k:
         scaled = grad_U / S.unsqueeze(-2)

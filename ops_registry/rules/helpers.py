@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 import torch
 
@@ -20,8 +20,8 @@ def reduced_dims(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The dimensions that a reduction with argument ``dim`` takes away, ascending and not negative; all for None or ()."""
     if dim is None or rank == 0:
         return tuple(range(rank))
-    dims = tuple(dim) if isinstance(dim, list | tuple) else (int(dim),)
-    return tuple(sorted(d % rank for d in dims)) if dims else tuple(range(rank))
+    dims = (dim,) if isinstance(dim, SupportsIndex) else tuple(dim)
+    return tuple(sorted(int(d) % rank for d in dims)) if dims else tuple(range(rank))
 
 
 def restore_dims(value: torch.Tensor, shape: Sequence[int], dim: int | Sequence[int] | None, keepdim: bool) -> torch.Tensor:
@@ -50,9 +50,9 @@ def put_back(grad: torch.Tensor, indices: torch.Tensor, shape: Sequence[int], di
     )
 
 
-def share(grad: torch.Tensor, ties: torch.Tensor, dim: int | Sequence[int] | None) -> torch.Tensor:
+def share(grad: torch.Tensor, ties: torch.Tensor, dim: int | tuple[int, ...] | None) -> torch.Tensor:
     """``grad``, with reduced dimensions kept, in equal parts for the elements of the mask ``ties`` along ``dim``."""
-    count = ties.sum(dim, keepdim=dim is not None)
+    count = ties.sum() if dim is None else ties.sum(dim, keepdim=True)
     # float16 has no number above 65504: a count beyond would become inf.
     wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
     return (wide / count).to(grad.dtype) * ties

@@ -1,4 +1,4 @@
-"""Reading and writing a part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice`` and their ``*_scatter`` twins."""
+"""Reading and writing part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice``, and the ``*_scatter`` twins."""
 
 import operator
 

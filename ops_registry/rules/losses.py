@@ -1,12 +1,13 @@
-"""Losses. A fused backward kernel of torch is linear in its ``grad_output``, which gives its own rule without new formulas."""
+"""Losses of the difference of input and target, and what all losses share.
+
+A fused backward kernel is linear in its ``grad_output``, whose gradient is the kernel itself, reduced as the loss.
+"""
 
 import math
 
 import torch
 
-from ops_registry.errors import UnsupportedCallError
-from ops_registry.registry import backward, decomposition
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.registry import backward
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -36,9 +37,6 @@ def alike(input, target, dtype):
 def opposite(grad, needs):
     """The gradients of input and target, for a loss of their difference."""
     return grad, -grad if needs[1] else None
-
-
-# Losses of the difference
 
 
 @backward(nn.mse_loss, wrt=("input", "target"))
@@ -92,196 +90,3 @@ def huber_loss_backward(grad, input, target, reduction, delta):
 def huber_loss_backward_inputs(grad, grad_output, input, target, reduction, delta, needs):
     near = (input - target).abs() < delta
     return opposite(torch.where(near, grad * share(grad_output, reduction, grad.shape), 0), needs)
-
-
-# nll_loss: -weight[target] input[target], divided by the sum of the weights for a mean
-
-
-def as_images(input, target):
-    """An input of (N, C, d1, d2 …) and its target as the kernel for images takes them."""
-    n, classes, *sizes = input.shape
-    if len(sizes) != 2:
-        sizes = 1, math.prod(sizes)
-    return input.reshape(n, classes, *sizes).contiguous(), target.reshape(n, *sizes)
-
-
-def nll_forward(input, target, weight, reduction, ignore_index):
-    """The loss, and the sum of the weights as by-product."""
-    rank = input.dim()
-    if rank > 2 and target.shape != (input.shape[0], *input.shape[2:]):
-        return nn.nll_loss_nd(
-            input, target, weight, reduction, ignore_index
-        ), {}  # raises: torch says what does not fit
-    if rank <= 2:
-        result, total = aten.nll_loss_forward(input, target, weight, reduction, ignore_index)
-    else:
-        result, total = aten.nll_loss2d_forward(*as_images(input, target), weight, reduction, ignore_index)
-        result = result.reshape(target.shape) if reduction == NONE else result
-    return result, {"total_weight": total}
-
-
-@backward(nn.nll_loss, wrt="input", forward=nll_forward)
-@backward(nn.nll_loss2d, wrt="input", forward=nll_forward)
-@backward(nn.nll_loss_nd, wrt="input", forward=nll_forward)
-def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
-    if input.dim() <= 2:
-        return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)
-    images, labels = as_images(input, target)
-    grad = grad.reshape(labels.shape) if reduction == NONE else grad
-    grad = aten.nll_loss2d_backward(grad, images, labels, weight, reduction, ignore_index, total_weight)
-    return grad.reshape(input.shape)
-
-
-@backward(aten.nll_loss_backward, wrt="grad_output")
-def nll_loss_backward(grad, target, weight, reduction, ignore_index):
-    return nn.nll_loss(grad, target, weight, reduction, ignore_index)
-
-
-@backward(aten.nll_loss2d_backward, wrt="grad_output")
-def nll_loss2d_backward(grad, target, weight, reduction, ignore_index):
-    return nn.nll_loss2d(grad, target, weight, reduction, ignore_index)
-
-
-@backward(aten.nll_loss_backward, wrt="input")
-@backward(aten.nll_loss2d_backward, wrt="input")
-def nll_loss_is_linear(grad):
-    return None
-
-
-# cross_entropy: nll_loss of log_softmax
-
-
-@decomposition(nn.cross_entropy_loss)
-def cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing):
-    with DisableTorchFunctionSubclass():
-        shape, of_classes = input.shape, not target.is_floating_point()
-        if (target.shape == shape) == of_classes or not 0 <= label_smoothing <= 1:
-            raise UnsupportedCallError(
-                f"cross_entropy takes class indices (integers) or one probability for each class (floating, in the shape of the input) "
-                f"as target, and label_smoothing from 0 to 1: got an input of shape {tuple(shape)}, a {target.dtype} target of shape "
-                f"{tuple(target.shape)} and label_smoothing={label_smoothing}"
-            )
-    class_dim = 1 if len(shape) > 1 else 0
-    log_p = torch.log_softmax(input, class_dim)
-    if not of_classes:
-        return of_probabilities(log_p, target, weight, reduction, label_smoothing, class_dim)
-    loss = nn.nll_loss_nd(log_p, target, weight, reduction, ignore_index)
-    if not label_smoothing:
-        return loss
-    # The other part of the target: the same probability for each class.
-    smooth = -weighted(log_p, along(weight, class_dim, shape)).sum(class_dim)
-    counted = target != ignore_index
-    smooth = torch.where(counted, smooth, 0)
-    if reduction != NONE:
-        smooth = smooth.sum()
-    if reduction == MEAN:
-        smooth = smooth / (counted.sum() if weight is None else weight[target[counted]].sum())
-    return (1 - label_smoothing) * loss + label_smoothing / shape[class_dim] * smooth
-
-
-def of_probabilities(log_p, target, weight, reduction, label_smoothing, class_dim):
-    """Cross entropy with a probability for each class as target."""
-    shape = target.shape
-    classes = shape[class_dim]
-    if label_smoothing:
-        target = target * (1 - label_smoothing) + label_smoothing / classes
-    terms = weighted(log_p * target, along(weight, class_dim, shape))
-    if reduction == NONE:
-        return -terms.sum(class_dim)
-    total = -terms.sum()
-    if reduction == SUM:
-        return total
-    return total * classes / math.prod(shape) if 0 not in shape else total * math.nan
-
-
-def along(weight, dim, shape):
-    """``weight`` shaped to lie along ``dim`` of a tensor of ``shape``."""
-    if weight is None:
-        return None
-    if weight.shape != shape[dim : dim + 1]:
-        raise UnsupportedCallError(
-            f"cross_entropy of {shape[dim]} classes was given weights of shape {tuple(weight.shape)}"
-        )
-    return weight.view(-1, *[1] * (len(shape) - dim - 1))
-
-
-def weighted(terms, weight):
-    """The terms of a loss times their weights, if there are any."""
-    return terms if weight is None else terms * weight
-
-
-# binary_cross_entropy: -(t log x + (1 - t) log(1 - x)), logarithms held above -100
-
-
-@backward(nn.binary_cross_entropy, wrt="input")
-def binary_cross_entropy(grad, input, target, weight, reduction):
-    return aten.binary_cross_entropy_backward(grad, *alike(input, target, grad.dtype), weight, reduction)
-
-
-@backward(nn.binary_cross_entropy, wrt="target")
-def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
-    shape = torch.broadcast_shapes(input.shape, target_shape)
-    terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
-    return (weighted(terms, weight) * share(grad, reduction, shape)).expand(shape)
-
-
-@backward(aten.binary_cross_entropy_backward, wrt="grad_output")
-def binary_cross_entropy_backward(grad, input, target, weight, reduction):
-    return reduced(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
-
-
-@backward(aten.binary_cross_entropy_backward, wrt="input")
-def binary_cross_entropy_backward_input(grad, grad_output, input, target, weight, reduction):
-    # The derivative of (x - t) / (x (1 - x)), whose denominator torch holds above 1e-12.
-    x, t = input, target
-    terms = grad * (x * x - 2 * x * t + t) / (x * (1 - x)).clamp_min(1e-12).square()
-    return weighted(terms, weight) * share(grad_output, reduction, grad.shape)
-
-
-@backward(aten.binary_cross_entropy_backward, wrt="target")
-def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduction):
-    terms = -grad / (input * (1 - input)).clamp_min(1e-12)
-    return weighted(terms, weight) * share(grad_output, reduction, grad.shape)
-
-
-# binary_cross_entropy_with_logits: (1 - t) x + (1 + (q - 1) t) log(1 + exp(-x)), with q the weight of the positive class
-
-
-@backward(torch.binary_cross_entropy_with_logits, wrt="input")
-def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, reduction):
-    grad = share(grad, reduction, target.shape)
-    if pos_weight is None:
-        return weighted(input.sigmoid() - target, weight) * grad
-    positive = pos_weight * target
-    return weighted((1 - target + positive) * input.sigmoid() - positive, weight) * grad
-
-
-@backward(torch.binary_cross_entropy_with_logits, wrt="target")
-def binary_cross_entropy_with_logits_target(grad, input, target_shape, weight, pos_weight, reduction):
-    terms = -input if pos_weight is None else (1 - pos_weight) * nn.log_sigmoid(input) - input
-    return (weighted(terms, weight) * share(grad, reduction, target_shape)).expand(target_shape)
-
-
-# kl_div: t (log t - x), or exp(t) (t - x) where the target holds logarithms
-
-
-@backward(torch.kl_div, wrt="input")
-def kl_div(grad, input_shape, target, reduction, log_target):
-    shape = torch.broadcast_shapes(input_shape, target.shape)
-    p = target.exp() if log_target else target
-    return (-p * share(grad, reduction, shape)).expand(shape)
-
-
-@backward(torch.kl_div, wrt="target")
-def kl_div_target(grad, input, target, reduction, log_target):
-    terms = target.exp() * (target - input + 1) if log_target else target.log() + 1 - input
-    return terms * share(grad, reduction, terms.shape)
-
-
-@decomposition(torch.poisson_nll_loss)
-def poisson_nll_loss(input, target, log_input, full, eps, reduction):
-    terms = input.exp() - target * input if log_input else input - target * (input + eps).log()
-    if full:  # Stirling's approximation of log(target!)
-        stirling = target * target.log() - target + (2 * math.pi * target).log() / 2
-        terms = terms + torch.where(target > 1, stirling, 0)
-    return reduced(terms, reduction)

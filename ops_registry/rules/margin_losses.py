@@ -109,8 +109,8 @@ def cosine_embedding_loss(input1, input2, target, margin, reduction):
 def triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, reduction):
     if not anchor.dim() == positive.dim() == negative.dim():
         raise UnsupportedCallError(
-            f"triplet_margin_loss takes three tensors of as many dimensions: got {tuple(anchor.shape)}, {tuple(positive.shape)} "
-            f"and {tuple(negative.shape)}"
+            f"triplet_margin_loss takes three tensors of as many dimensions: got {tuple(anchor.shape)}, "
+            f"{tuple(positive.shape)} and {tuple(negative.shape)}"
         )
     near = torch.linalg.vector_norm(anchor - positive + eps, p, -1)
     far = torch.linalg.vector_norm(anchor - negative + eps, p, -1)

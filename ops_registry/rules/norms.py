@@ -44,6 +44,11 @@ def norm_of_all(grad, input, input_shape, result, p):
     return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, None, False)
 
 
+def _largest(sizes, dim, keepdim):
+    """The largest of numbers that are not negative; 0 of none, which is their sum."""
+    return sizes.amax(dim, keepdim) if sizes.shape[dim] else sizes.sum(dim, keepdim)
+
+
 @decomposition(torch.linalg.matrix_norm)
 def linalg_matrix_norm(input, ord, dim, keepdim, dtype):
     ord = "fro" if ord is None else ord
@@ -57,12 +62,12 @@ def linalg_matrix_norm(input, ord, dim, keepdim, dtype):
     if ord in (1, -1, torch.inf, -torch.inf):
         inner, outer = (rows, columns) if abs(ord) == 1 else (columns, rows)
         sums = torch.linalg.vector_norm(input, 1, inner, True)
-        found = sums.amax(outer, True) if ord > 0 else sums.amin(outer, True)
+        found = _largest(sums, outer, True) if ord > 0 else sums.amin(outer, True)
         return found if keepdim else found.squeeze((rows, columns))
     if ord not in ("nuc", 2, -2):
         raise RuntimeError(f"linalg.matrix_norm: order {ord!r} not supported")
     singular = torch.linalg.svdvals(input.movedim((rows, columns), (-2, -1)))
-    found = singular.sum(-1) if ord == "nuc" else singular.amax(-1) if ord > 0 else singular.amin(-1)
+    found = singular.sum(-1) if ord == "nuc" else _largest(singular, -1, False) if ord > 0 else singular.amin(-1)
     if keepdim:
         for d in sorted((rows, columns)):
             found = found.unsqueeze(d)

@@ -1,6 +1,6 @@
-"""Interpolation to another size, sampling at given points, and windows laid out as columns.
+"""Interpolation to another size, grids of an affine map, and windows laid out as columns.
 
-All but the points of a grid enter linearly, so that the adjoint of each op and the op itself are each other's gradients.
+All are linear: the gradient of each is its adjoint, whose gradient is the op itself.
 """
 
 import torch
@@ -66,27 +66,7 @@ for _name in INTERPOLATIONS:
         register_interpolation(getattr(aten, _name), getattr(aten, f"{_name}_backward"))
 
 
-# ---------------------------------------------------------------- sampling at the points of a grid
-
-
-@backward(torch.grid_sampler, wrt=("input", "grid"))
-def grid_sampler(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
-    kernel = aten.grid_sampler_2d_backward if grid.dim() == 4 else aten.grid_sampler_3d_backward
-    return kernel(grad, input, grid, interpolation_mode, padding_mode, align_corners, list(needs))
-
-
-@backward(torch.grid_sampler_2d, wrt=("input", "grid"))
-def grid_sampler_2d(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
-    return aten.grid_sampler_2d_backward(
-        grad, input, grid, interpolation_mode, padding_mode, align_corners, list(needs)
-    )
-
-
-@backward(torch.grid_sampler_3d, wrt=("input", "grid"))
-def grid_sampler_3d(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
-    return aten.grid_sampler_3d_backward(
-        grad, input, grid, interpolation_mode, padding_mode, align_corners, list(needs)
-    )
+# ---------------------------------------------------------------- affine grids
 
 
 @backward(torch.affine_grid_generator)

@@ -128,7 +128,7 @@ overloaded(torch.cumulative_trapezoid)(_overload(aten.cumulative_trapezoid))
 
 
 def _slope(y, steps, dim, edge_order):
-    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) that parabola."""
+    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) a parabola."""
     size = y.shape[dim]
     shape = [1] * y.dim()
     shape[dim] = size - 1

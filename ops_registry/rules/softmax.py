@@ -49,6 +49,6 @@ def log_softmax_backward_data_output(grad, grad_output, output, dim):
 @backward(torch.logsumexp)
 def logsumexp(grad, input, result, dim, keepdim):
     shape = input.shape
-    # Where every input is -inf their difference to the result is nan; any finite number in its place gives exp(-inf) = 0.
+    # Where every input is -inf, any finite number in place of the result gives exp(-inf) = 0 rather than nan.
     total = restore_dims(result.masked_fill(result == -torch.inf, 0), shape, dim, keepdim)
     return restore_dims(grad, shape, dim, keepdim) * conj((input - total).exp())

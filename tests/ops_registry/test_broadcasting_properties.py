@@ -82,7 +82,13 @@ def test_ternary_ops_broadcast(shapes: list[tuple[int, ...]], seed: int) -> None
 
 @pytest.mark.parametrize(
     ("left", "right"),
-    [((2, 3, 4, 5), (3, 1, 1)), ((2, 3, 2, 2, 2), (2, 1, 2)), ((), (2, 3)), ((0, 3), (1, 3)), ((1, 1, 1, 1, 1, 1), (2,))],
+    [
+        ((2, 3, 4, 5), (3, 1, 1)),
+        ((2, 3, 2, 2, 2), (2, 1, 2)),
+        ((), (2, 3)),
+        ((0, 3), (1, 3)),
+        ((1, 1, 1, 1, 1, 1), (2,)),
+    ],
     ids=["image batch against channels", "volume", "scalar", "empty", "rank 6"],
 )
 def test_named_shapes(left: tuple[int, ...], right: tuple[int, ...]) -> None:
@@ -127,7 +133,9 @@ def test_numbers_on_either_side(name: str) -> None:
     torch.testing.assert_close(torch.autograd.grad(out.sum(), x), torch.autograd.grad(expected.sum(), native))
 
 
-@pytest.mark.parametrize("function", [lambda x: x // 2, lambda x: 7 // x, lambda x: 2 % x], ids=["x // 2", "7 // x", "2 % x"])
+@pytest.mark.parametrize(
+    "function", [lambda x: x // 2, lambda x: 7 // x, lambda x: 2 % x], ids=["x // 2", "7 // x", "2 % x"]
+)
 def test_numbers_where_torch_has_no_derivative(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
     data = torch.tensor([0.75, 1.3, 2.9], dtype=torch.float64)
     x = tracer.tensor(data, requires_grad=True)

@@ -97,7 +97,9 @@ def test_rules_are_sorted_by_op() -> None:
 
 
 def test_a_second_rule_for_the_same_op_names_both_places() -> None:
-    with pytest.raises(ops_registry.DuplicateRuleError, match=r"trigonometric\.py:\d+.*test_registry\.py:\d+.*replace=True"):
+    with pytest.raises(
+        ops_registry.DuplicateRuleError, match=r"trigonometric\.py:\d+.*test_registry\.py:\d+.*replace=True"
+    ):
         ops_registry.backward(torch.tanh)(ten_times)
 
 
@@ -242,7 +244,10 @@ def test_use_may_replace_a_python_level_function_as_a_whole() -> None:
 
 
 def test_use_refuses_a_rule_that_asks_for_what_the_op_does_not_have() -> None:
-    with pytest.raises(ops_registry.RuleError, match="nonsense"), ops_registry.use({torch.tanh: lambda grad, nonsense: grad}):
+    with (
+        pytest.raises(ops_registry.RuleError, match="nonsense"),
+        ops_registry.use({torch.tanh: lambda grad, nonsense: grad}),
+    ):
         pass
 
 

@@ -75,7 +75,10 @@ def as_outputs(result: Any) -> list[torch.Tensor]:
 
 def plain(tensor: Any) -> Any:
     """A tracked tensor as a plain one without history."""
-    return None if tensor is None else tensor.detach().as_subclass(torch.Tensor)
+    if tensor is None:
+        return None
+    with torch._C.DisableTorchFunctionSubclass():
+        return torch._C.TensorBase.detach(tensor)
 
 
 def cotangents(outputs: list[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
@@ -118,7 +121,10 @@ def assert_same(ours: Any, theirs: Any, like: torch.Tensor, what: str, rtol: flo
     torch.testing.assert_close(
         ours.to_dense() if ours.layout != torch.strided else ours,
         theirs.to_dense() if theirs.layout != torch.strided else theirs,
-        rtol=rtol, atol=atol, equal_nan=True, msg=lambda m: f"{what}: {m}",
+        rtol=rtol,
+        atol=atol,
+        equal_nan=True,
+        msg=lambda m: f"{what}: {m}",
     )
 
 
@@ -139,13 +145,19 @@ def run_case(c: Case, device: torch.device) -> None:
                 assert_same(a, b, b, "value", c.rtol, c.atol)
             for k, i in enumerate(wanted):
                 assert_same(first[k], their_first[k], data[i], f"gradient of input {i} of {wanted}", c.rtol, c.atol)
-                assert_same(second[k], their_second[k], data[i], f"second derivative of input {i} of {wanted}", c.rtol, c.atol)
+                assert_same(
+                    second[k], their_second[k], data[i], f"second derivative of input {i} of {wanted}", c.rtol, c.atol
+                )
         if c.differences and len(wanted) == len(differentiable):
             check_differences(c.function, data, wanted, first)
 
 
 def check_differences(
-    function: Callable[..., Any], data: list[torch.Tensor], wanted: tuple[int, ...], grads: list[Any], step: float = 1e-6
+    function: Callable[..., Any],
+    data: list[torch.Tensor],
+    wanted: tuple[int, ...],
+    grads: list[Any],
+    step: float = 1e-6,
 ) -> None:
     """``<gradient, v>`` equals the central difference along a random direction ``v``."""
     generator = torch.Generator().manual_seed(3)
@@ -160,10 +172,14 @@ def check_differences(
             moved[i] = data[i] + sign * step * v
         torch.manual_seed(42)
         outputs = as_outputs(function(*moved))
-        return sum(((o * s.conj()).real.sum() for o, s in zip(outputs, cotangents(outputs), strict=True)), torch.zeros(()))
+        return sum(
+            ((o * s.conj()).real.sum() for o, s in zip(outputs, cotangents(outputs), strict=True)), torch.zeros(())
+        )
 
     measured = (loss(1) - loss(-1)) / (2 * step)
     predicted = sum(
         ((g * v.conj()).real.sum() for g, v in zip(grads, directions, strict=True) if g is not None), torch.zeros(())
     )
-    torch.testing.assert_close(predicted, measured, rtol=1e-5, atol=1e-6, check_dtype=False, msg=lambda m: f"central difference: {m}")
+    torch.testing.assert_close(
+        predicted, measured, rtol=1e-5, atol=1e-6, check_dtype=False, msg=lambda m: f"central difference: {m}"
+    )

@@ -128,7 +128,9 @@ def test_what_a_hook_computes_under_create_graph_is_differentiable() -> None:
 def test_hooks_of_a_node_see_both_sides_of_its_rule() -> None:
     x, seen = leaf(3.0), []
     y = x * x
-    y.grad_fn.register_hook(lambda inputs, outputs: seen.append(([g.item() for g in inputs], [g.item() for g in outputs])))
+    y.grad_fn.register_hook(
+        lambda inputs, outputs: seen.append(([g.item() for g in inputs], [g.item() for g in outputs]))
+    )
     y.sum().backward()
     assert seen == [([3.0, 3.0], [1.0])]
 

@@ -45,7 +45,12 @@ def failing_late(x: torch.Tensor) -> None:
 
 MISUSES: list[tuple[str, Callable[[torch.Tensor], object], type[Exception], str]] = [
     ("twice", second_time, tracer.FreedGraphError, r"mul .*released.*retain_graph=True"),
-    ("no gradient for a vector", lambda x: (x * 2).backward(), tracer.GradientArgumentError, r"shape \(2,\).*gradient="),
+    (
+        "no gradient for a vector",
+        lambda x: (x * 2).backward(),
+        tracer.GradientArgumentError,
+        r"shape \(2,\).*gradient=",
+    ),
     (
         "gradient of the wrong shape",
         lambda x: (x * 2).backward(torch.ones(3, dtype=torch.float64)),
@@ -72,7 +77,12 @@ MISUSES: list[tuple[str, Callable[[torch.Tensor], object], type[Exception], str]
     ),
     ("gradient that is no tensor", lambda x: (x * 2).sum().backward(1.0), tracer.GradientArgumentError, "float"),  # type: ignore[arg-type]
     ("no history", lambda x: x.detach().sum().backward(), tracer.NoHistoryError, "does not require grad"),
-    ("input without grad", lambda x: torch.autograd.grad(x.sum(), x.detach()), tracer.NoHistoryError, "input 0.*requires_grad_"),
+    (
+        "input without grad",
+        lambda x: torch.autograd.grad(x.sum(), x.detach()),
+        tracer.NoHistoryError,
+        "input 0.*requires_grad_",
+    ),
     ("empty inputs", lambda x: x.sum().backward(inputs=[]), tracer.GradientArgumentError, "cannot be empty"),
     (
         "batched gradients",
@@ -80,14 +90,34 @@ MISUSES: list[tuple[str, Callable[[torch.Tensor], object], type[Exception], str]
         tracer.UnsupportedError,
         "is_grads_batched",
     ),
-    ("overwritten result", overwritten, tracer.OverwrittenError, r"sigmoid .*'result'.*shape \(2,\), at version 0.*at version [12]"),
-    ("missing rule", lambda x: mystery(x).sum().backward(), tracer.MissingRuleError, r"glassgrad_tests\.mystery\(float64\[2\]"),
+    (
+        "overwritten result",
+        overwritten,
+        tracer.OverwrittenError,
+        r"sigmoid .*'result'.*shape \(2,\), at version 0.*at version [12]",
+    ),
+    (
+        "missing rule",
+        lambda x: mystery(x).sum().backward(),
+        tracer.MissingRuleError,
+        r"glassgrad_tests\.mystery\(float64\[2\]",
+    ),
     ("missing rule after a leaf was reached", failing_late, tracer.MissingRuleError, "ops_registry.backward"),
     ("write into a leaf", lambda x: x.add_(1), tracer.InPlaceError, r"add_ .*leaf of shape \(2,\).*no_grad"),
     ("write into a view of a leaf", lambda x: x[:1].add_(1), tracer.InPlaceError, r"view.*leaf of shape \(2,\)"),
     ("out=", lambda x: torch.mul(x, x, out=torch.empty(2).double()), tracer.OutArgumentError, r"mul\(\).*out="),
-    ("rule with a wrong shape", lambda x: wrong_rule(x, lambda grad: grad.sum(0)), ops_registry.RuleResultError, r"shape \(\).*shape \(2,\)"),
-    ("rule with an integer gradient", lambda x: wrong_rule(x, lambda grad: grad.long()), ops_registry.RuleResultError, "int64"),
+    (
+        "rule with a wrong shape",
+        lambda x: wrong_rule(x, lambda grad: grad.sum(0)),
+        ops_registry.RuleResultError,
+        r"shape \(\).*shape \(2,\)",
+    ),
+    (
+        "rule with an integer gradient",
+        lambda x: wrong_rule(x, lambda grad: grad.long()),
+        ops_registry.RuleResultError,
+        "int64",
+    ),
     ("rule that returns no tensor", lambda x: wrong_rule(x, lambda grad: 1.0), ops_registry.RuleResultError, "float"),
     ("hook with a wrong shape", lambda x: hooked(x), ops_registry.RuleResultError, r"hook on mul.*shape \(\).*\(2,\)"),
     ("backward of a removed node", lambda x: removed(x), tracer.FreedGraphError, "mul"),
@@ -107,7 +137,9 @@ def removed(x: torch.Tensor) -> None:
 
 
 @pytest.mark.parametrize(("act", "error", "says"), [m[1:] for m in MISUSES], ids=[m[0] for m in MISUSES])
-def test_misuse_raises_and_leaves_grad_alone(act: Callable[[torch.Tensor], object], error: type[Exception], says: str) -> None:
+def test_misuse_raises_and_leaves_grad_alone(
+    act: Callable[[torch.Tensor], object], error: type[Exception], says: str
+) -> None:
     x = leaf(1.0, 2.0)
     with pytest.raises(error, match=f"(?s){says}") as raised:
         act(x)

@@ -110,7 +110,11 @@ def test_second_derivatives_of_random_programs_equal_torchs(program: Program, se
     for leaves in ([tracer.tensor(d, requires_grad=True) for d in data], [d.clone().requires_grad_() for d in data]):
         first = torch.autograd.grad(program.run(leaves).square().sum(), leaves, create_graph=True, allow_unused=True)
         used = [g for g in first if g is not None and g.requires_grad]
-        second = torch.autograd.grad([g.square().sum() for g in used], leaves, allow_unused=True) if used else [None] * len(leaves)
+        second = (
+            torch.autograd.grad([g.square().sum() for g in used], leaves, allow_unused=True)
+            if used
+            else [None] * len(leaves)
+        )
         results.append([torch.zeros(3, 3, dtype=torch.float64) if g is None else g for g in second])
     for f, w in zip(*results, strict=True):
         torch.testing.assert_close(f, w, rtol=1e-7, atol=1e-9)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checking import Case, case, rand, run_case
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
-from support.checking import Case, case, rand, run_case
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -91,7 +91,10 @@ CASES = [
     *(case(name, f, rand(3, 4), label=label) for name, label, f in ACTIVATIONS),
     *(case(name, f, rand(1, 2, 1, 3, 2), label=f"rank-5-{label}") for name, label, f in ACTIVATIONS),
     *(case(name, lambda x, f=f: f(x.t()), rand(3, 4), label=f"transposed-{label}") for name, label, f in ACTIVATIONS),
-    *(case(name, lambda x, f=f: f(x.expand(3, 4)), rand(4), label=f"expanded-{label}") for name, label, f in ACTIVATIONS),
+    *(
+        case(name, lambda x, f=f: f(x.expand(3, 4)), rand(4), label=f"expanded-{label}")
+        for name, label, f in ACTIVATIONS
+    ),
     *(case(name, f, rand(), label=f"0-d-{label}") for name, label, f in ACTIVATIONS),
     *(case(name, f, rand(0, 3), label=f"empty-{label}") for name, label, f in ACTIVATIONS),
     *(case(name, lambda x, f=f: f(x * 1.5), rand(3, 4), label="in-place") for name, f in IN_PLACE),
@@ -107,50 +110,81 @@ CASES = [
     case("prelu", lambda x, w: torch.prelu(x.t(), weight=w), rand(3, 4), rand(3), label="transposed"),
     case("_prelu_kernel", torch._prelu_kernel, rand(3, 4), rand(3, 1)),
     case("rrelu_with_noise", lambda x: nn.rrelu_with_noise(x, torch.empty_like(x), 0.1, 0.4, True), rand(3, 4)),
-    case("rrelu_with_noise", lambda x: nn.rrelu_with_noise(x, torch.empty_like(x), 0.1, 0.4), rand(3, 4), label="evaluation"),
+    case(
+        "rrelu_with_noise",
+        lambda x: nn.rrelu_with_noise(x, torch.empty_like(x), 0.1, 0.4),
+        rand(3, 4),
+        label="evaluation",
+    ),
     case("glu", F.glu, rand(3, 4)),
     case("glu", lambda x: F.glu(x, dim=0), rand(4, 3), label="dim"),
     case("glu", lambda x: F.glu(x, dim=-2), rand(2, 1, 2, 4, 3), label="rank-5"),
     case("glu", lambda x: F.glu(x.t()), rand(4, 3), label="transposed"),
     case("glu", F.glu, rand(0, 4), label="empty"),
     case("threshold_backward", lambda g, x: aten.threshold_backward(g, x, 0.2), rand(3, 4), rand(3, 4, seed=1)),
-    case("leaky_relu_backward", lambda g, x: aten.leaky_relu_backward(g, x, 0.2, False), rand(3, 4), rand(3, 4, seed=1)),
+    case(
+        "leaky_relu_backward", lambda g, x: aten.leaky_relu_backward(g, x, 0.2, False), rand(3, 4), rand(3, 4, seed=1)
+    ),
     case("hardtanh_backward", lambda g, x: aten.hardtanh_backward(g, x, -1, 1), rand(3, 4), rand(3, 4, seed=1)),
     case(
-        "hardsigmoid_backward", lambda g, x: aten.hardsigmoid_backward(g, x * 2), rand(3, 4), rand(3, 4, seed=1),
-        second=False, torch_agrees=False,  # torch cannot differentiate it
+        "hardsigmoid_backward",
+        lambda g, x: aten.hardsigmoid_backward(g, x * 2),
+        rand(3, 4),
+        rand(3, 4, seed=1),
+        second=False,
+        torch_agrees=False,  # torch cannot differentiate it
     ),
     case("hardshrink_backward", lambda g, x: aten.hardshrink_backward(g, x, 0.5), rand(3, 4), rand(3, 4, seed=1)),
     case("softshrink_backward", lambda g, x: aten.softshrink_backward(g, x, 0.5), rand(3, 4), rand(3, 4, seed=1)),
     case("elu_backward", lambda g, x: aten.elu_backward(g, 1.2, 0.7, 1.9, False, x), rand(3, 4), rand(3, 4, seed=1)),
     case(
-        "elu_backward", lambda g, y: aten.elu_backward(g, 1.2, 0.7, 1.9, True, y), rand(3, 4), rand(3, 4, seed=1), label="of-result"
+        "elu_backward",
+        lambda g, y: aten.elu_backward(g, 1.2, 0.7, 1.9, True, y),
+        rand(3, 4),
+        rand(3, 4, seed=1),
+        label="of-result",
     ),
     case("gelu_backward", aten.gelu_backward, rand(3, 4), rand(3, 4, seed=1)),
     case(
-        "gelu_backward", lambda g, x: aten.gelu_backward(g, x, approximate="tanh"), rand(3, 4), rand(3, 4, seed=1), label="tanh"
+        "gelu_backward",
+        lambda g, x: aten.gelu_backward(g, x, approximate="tanh"),
+        rand(3, 4),
+        rand(3, 4, seed=1),
+        label="tanh",
     ),
     # torch differentiates the gradients of silu and mish, not the kernels.
     case("silu_backward", aten.silu_backward, rand(3, 4), rand(3, 4, seed=1), second=False, torch_agrees=False),
     case("silu_backward", gradient_of(F.silu), rand(3, 4), rand(3, 4, seed=1), label="twice", **THROUGH_GRADIENT),
     case("mish_backward", gradient_of(F.mish), rand(3, 4), rand(3, 4, seed=1), label="twice", **THROUGH_GRADIENT),
     case(
-        "silu_backward", aten.silu_backward, rand(3, dtype=torch.complex128), rand(3, dtype=torch.complex128, seed=1),
-        label="complex", second=False, torch_agrees=False,
+        "silu_backward",
+        aten.silu_backward,
+        rand(3, dtype=torch.complex128),
+        rand(3, dtype=torch.complex128, seed=1),
+        label="complex",
+        second=False,
+        torch_agrees=False,
     ),
     case("mish_backward", aten.mish_backward, rand(3, 4), rand(3, 4, seed=1), second=False, torch_agrees=False),
     case("softplus_backward", lambda g, x: aten.softplus_backward(g, x, 3, 2), rand(3, 4), rand(3, 4, seed=1)),
     case(
-        "log_sigmoid_backward", lambda g, x: aten.log_sigmoid_backward(g, x, (-x.detach().abs()).exp()), rand(3, 4), rand(3, 4, seed=1),
+        "log_sigmoid_backward",
+        lambda g, x: aten.log_sigmoid_backward(g, x, (-x.detach().abs()).exp()),
+        rand(3, 4),
+        rand(3, 4, seed=1),
         differences=False,  # the buffer is a function of x that the derivative takes care of
     ),
     case("hardswish_backward", lambda g, x: aten.hardswish_backward(g, x * 2), rand(3, 4), rand(3, 4, seed=1)),
     case("glu_backward", lambda g, x: aten.glu_backward(g, x, 1), rand(3, 2), rand(3, 4)),
     case(
-        "_prelu_kernel_backward", aten._prelu_kernel_backward, rand(3, 4), rand(3, 4, seed=1), rand(3, 1),
+        "_prelu_kernel_backward",
+        aten._prelu_kernel_backward,
+        rand(3, 4),
+        rand(3, 4, seed=1),
+        rand(3, 1),
         second=False,  # torch has no derivative of its double backward
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)

@@ -6,7 +6,6 @@ from functools import partial
 
 import pytest
 import torch
-
 from support.analytic import assert_values, first
 from support.checking import Case, case, rand, run_case, values
 
@@ -25,14 +24,30 @@ CASES = [
     *[case(n, f, rand(3), rand(3, dtype=C, **AWAY), label="real-complex") for n, f in BINARY.items()],
     *[case(n, partial(f, other=3), rand(3), label="number as keyword") for n, f in BINARY.items()],
     *[case(n, partial(f, other=1 + 2j), rand(3), label="complex number") for n, f in BINARY.items()],
-    *[case(n, lambda a, b, f=f: f(a.t(), b.expand(3, 4)), rand(4, 3), rand(4, **AWAY), label="strides")
-      for n, f in BINARY.items()],
+    *[
+        case(n, lambda a, b, f=f: f(a.t(), b.expand(3, 4)), rand(4, 3), rand(4, **AWAY), label="strides")
+        for n, f in BINARY.items()
+    ],
     case("add", lambda a, b: torch.add(a, b, alpha=2.5), rand(3, 1), rand(4), label="alpha"),
-    case("add", lambda a, b: torch.add(a, b, alpha=2 + 1j), rand(3, dtype=C), rand(3, dtype=C, seed=1), label="complex alpha"),
+    case(
+        "add",
+        lambda a, b: torch.add(a, b, alpha=2 + 1j),
+        rand(3, dtype=C),
+        rand(3, dtype=C, seed=1),
+        label="complex alpha",
+    ),
     case("sub", lambda a, b: torch.sub(a, b, alpha=2.5), rand(3, 1), rand(4), label="alpha"),
-    case("sub", lambda a, b: torch.sub(a, b, alpha=2 + 1j), rand(3, dtype=C), rand(3, dtype=C, seed=1), label="complex alpha"),
+    case(
+        "sub",
+        lambda a, b: torch.sub(a, b, alpha=2 + 1j),
+        rand(3, dtype=C),
+        rand(3, dtype=C, seed=1),
+        label="complex alpha",
+    ),
     case("rsub", torch.rsub, rand(3, 1), rand(4)),
-    case("rsub", lambda a, b: torch.rsub(a, b, alpha=2 + 1j), rand(3, dtype=C), rand(3, dtype=C, seed=1), label="alpha"),
+    case(
+        "rsub", lambda a, b: torch.rsub(a, b, alpha=2 + 1j), rand(3, dtype=C), rand(3, dtype=C, seed=1), label="alpha"
+    ),
     case("rsub", lambda a: 1 - a, rand(3), label="operator"),
     case("mul", lambda a: a * a, rand(3), label="both sides the same"),
     case("div", lambda a, b: torch.div(a, b, rounding_mode="floor"), rand(3), rand(3, seed=1, **AWAY), label="floor"),
@@ -43,8 +58,10 @@ CASES = [
     case("floor_divide", torch.floor_divide, rand(3, 1), rand(4, **AWAY), second=False, torch_agrees=False),
     case("floor_divide", lambda a: a // 2, rand(3), second=False, torch_agrees=False, label="operator"),
     *[case(n, f, rand(3, 1), rand(4, **AWAY)) for n, f in {"fmod": torch.fmod, "remainder": torch.remainder}.items()],
-    *[case(n, f, rand(3), rand(3, seed=1, low=-2, high=-0.5), label="negative divisor")
-      for n, f in {"fmod": torch.fmod, "remainder": torch.remainder}.items()],
+    *[
+        case(n, f, rand(3), rand(3, seed=1, low=-2, high=-0.5), label="negative divisor")
+        for n, f in {"fmod": torch.fmod, "remainder": torch.remainder}.items()
+    ],
     case("remainder", lambda a: a % 0.7, rand(5), label="operator"),
     case("neg", torch.neg, rand(2, 3)),
     case("neg", torch.negative, rand(2, 3, dtype=C), label="complex alias"),
@@ -52,10 +69,21 @@ CASES = [
     case("reciprocal", torch.reciprocal, rand(2, 3, **AWAY)),
     case("reciprocal", torch.reciprocal, rand(3, dtype=C), label="complex"),
     case("reciprocal", torch.reciprocal, rand(0), label="empty"),
-    *[case(n, f, rand(2, 3), rand(3, seed=1), rand(2, 1, **AWAY))
-      for n, f in {"addcmul": torch.addcmul, "addcdiv": torch.addcdiv}.items()],
-    *[case(n, partial(f, value=2 - 1j), rand(3, dtype=C), rand(3, dtype=C, seed=1), rand(3, dtype=C, seed=2, **AWAY), label="value")
-      for n, f in {"addcmul": torch.addcmul, "addcdiv": torch.addcdiv}.items()],
+    *[
+        case(n, f, rand(2, 3), rand(3, seed=1), rand(2, 1, **AWAY))
+        for n, f in {"addcmul": torch.addcmul, "addcdiv": torch.addcdiv}.items()
+    ],
+    *[
+        case(
+            n,
+            partial(f, value=2 - 1j),
+            rand(3, dtype=C),
+            rand(3, dtype=C, seed=1),
+            rand(3, dtype=C, seed=2, **AWAY),
+            label="value",
+        )
+        for n, f in {"addcmul": torch.addcmul, "addcdiv": torch.addcdiv}.items()
+    ],
     case("lerp", torch.lerp, rand(2, 3), rand(3), rand(2, 1)),
     case("lerp", torch.lerp, rand(3, dtype=C), rand(3, dtype=C, seed=1), rand(3, dtype=C, seed=2), label="complex"),
     case("lerp", lambda a, b: torch.lerp(a, b, 0.3), rand(2, 3), rand(3), label="number"),

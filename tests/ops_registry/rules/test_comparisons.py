@@ -16,17 +16,41 @@ OPERATORS = [operator.eq, operator.ne, operator.lt, operator.le, operator.gt, op
 ALIASES = [torch.not_equal, torch.less, torch.less_equal, torch.greater, torch.greater_equal]
 LOGICAL = [torch.logical_and, torch.logical_or, torch.logical_xor, torch.isclose]
 TESTS = [
-    torch.isnan, torch.isinf, torch.isfinite, torch.isposinf, torch.isneginf, torch.isreal, torch.signbit, torch.logical_not,
-    torch.any, torch.all, torch.argmax, torch.argmin, torch.nonzero, torch.argwhere, torch.count_nonzero, torch.histc,
-]  # fmt: skip
+    torch.isnan,
+    torch.isinf,
+    torch.isfinite,
+    torch.isposinf,
+    torch.isneginf,
+    torch.isreal,
+    torch.signbit,
+    torch.logical_not,
+    torch.any,
+    torch.all,
+    torch.argmax,
+    torch.argmin,
+    torch.nonzero,
+    torch.argwhere,
+    torch.count_nonzero,
+    torch.histc,
+]
 FRESH = [
-    torch.zeros_like, torch.ones_like, torch.empty_like, torch.rand_like, torch.randn_like, lambda x: torch.full_like(x, 3.0),
-    lambda x: x.new_zeros(2), lambda x: x.new_ones(2), lambda x: x.new_empty(2), lambda x: x.new_full((2,), 3.0),
-]  # fmt: skip
+    torch.zeros_like,
+    torch.ones_like,
+    torch.empty_like,
+    torch.rand_like,
+    torch.randn_like,
+    lambda x: torch.full_like(x, 3.0),
+    lambda x: x.new_zeros(2),
+    lambda x: x.new_ones(2),
+    lambda x: x.new_empty(2),
+    lambda x: x.new_full((2,), 3.0),
+]
 
 
 @pytest.mark.parametrize("function", [*COMPARE, *OPERATORS, *ALIASES, *LOGICAL])
-def test_a_comparison_equals_that_of_plain_tensors_and_requires_no_grad(function: Callable, device: torch.device) -> None:
+def test_a_comparison_equals_that_of_plain_tensors_and_requires_no_grad(
+    function: Callable, device: torch.device
+) -> None:
     a, b = torch.tensor([1.0, 2.0, 0.0], device=device), torch.tensor([1.0, 0.0, 3.0], device=device)
     result = function(tracer.track(a, True), tracer.track(b, True))
     assert torch.equal(result, function(a, b))
@@ -42,7 +66,9 @@ def test_a_comparison_with_a_number_requires_no_grad(function: Callable, device:
 
 
 @pytest.mark.parametrize("function", TESTS)
-def test_a_test_or_position_equals_that_of_a_plain_tensor_and_requires_no_grad(function: Callable, device: torch.device) -> None:
+def test_a_test_or_position_equals_that_of_a_plain_tensor_and_requires_no_grad(
+    function: Callable, device: torch.device
+) -> None:
     a = torch.tensor([1.0, -2.0, 0.0], device=device)
     result = function(tracer.track(a, True))
     assert torch.equal(result, function(a))

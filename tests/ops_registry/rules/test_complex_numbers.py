@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import pytest
 import torch
-
-import tracer
 from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case
 
+import tracer
+
 C = torch.complex128
 PARTS = {
-    "real": torch.real, "imag": torch.imag, "conj": torch.conj, "conj_physical": torch.conj_physical, "angle": torch.angle,
+    "real": torch.real,
+    "imag": torch.imag,
+    "conj": torch.conj,
+    "conj_physical": torch.conj_physical,
+    "angle": torch.angle,
     "view_as_real": torch.view_as_real,
-}  # fmt: skip
+}
 PAIRS = {"complex": torch.complex, "polar": torch.polar}
 
 CASES = [
     *[case(n, f, rand(3, 4, dtype=C)) for n, f in PARTS.items()],
     *[case(n, f, rand(dtype=C), label="0-d") for n, f in PARTS.items()],
     *[case(n, f, rand(2, 0, dtype=C), label="empty") for n, f in PARTS.items()],
-    *[case(n, lambda z, f=f: f(z.transpose(0, 3)), rand(2, 2, 2, 1, 2, dtype=C), label="rank 5, strides") for n, f in PARTS.items()],
+    *[
+        case(n, lambda z, f=f: f(z.transpose(0, 3)), rand(2, 2, 2, 1, 2, dtype=C), label="rank 5, strides")
+        for n, f in PARTS.items()
+    ],
     *[case(n, lambda z, f=f: f(z * (1 + 2j)).sin(), rand(3, dtype=C), label="inside") for n, f in PARTS.items()],
     case("real", lambda z: z.real, rand(3, dtype=C), label="property"),
     case("imag", lambda z: z.imag, rand(3, dtype=C), label="property"),
@@ -38,15 +45,26 @@ CASES = [
     case("view_as_complex", torch.view_as_complex, rand(2), label="0-d"),
     case("view_as_complex", torch.view_as_complex, rand(0, 2), label="empty"),
     case("view_as_complex", lambda x: torch.view_as_complex(x.transpose(0, 1)).conj(), rand(3, 4, 2), label="strides"),
-    case("view_as_real", lambda z: torch.view_as_real(z).transpose(0, 1), rand(3, 4, dtype=C), label="strides on the way back"),
+    case(
+        "view_as_real",
+        lambda z: torch.view_as_real(z).transpose(0, 1),
+        rand(3, 4, dtype=C),
+        label="strides on the way back",
+    ),
     *[case(n, f, rand(3, 1, low=0.5), rand(4)) for n, f in PAIRS.items()],
     *[case(n, f, rand(low=0.5), rand(seed=1), label="0-d") for n, f in PAIRS.items()],
     *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in PAIRS.items()],
     *[case(n, f, rand(2, 1, 2, 1, 2, low=0.5), rand(3, 1), label="rank 5") for n, f in PAIRS.items()],
-    case("complex", lambda x, y: torch.complex(real=x.t(), imag=y.expand(3, 2)), rand(2, 3), rand(2), label="strides, keywords"),
+    case(
+        "complex",
+        lambda x, y: torch.complex(real=x.t(), imag=y.expand(3, 2)),
+        rand(2, 3),
+        rand(2),
+        label="strides, keywords",
+    ),
     # torch takes the sign of the result for that of the radius
     case("polar", torch.polar, rand(3, low=-2, high=-1), rand(3), label="negative radius", torch_agrees=False),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)

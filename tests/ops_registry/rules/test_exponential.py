@@ -7,7 +7,6 @@ from functools import partial
 
 import pytest
 import torch
-
 from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case
 
@@ -15,9 +14,15 @@ C = torch.complex128
 INF, NAN = math.inf, math.nan
 UP = {"low": 0.5, "high": 2.0}
 UNARY = {
-    "exp": torch.exp, "exp2": torch.exp2, "expm1": torch.expm1, "log": torch.log, "log2": torch.log2, "log10": torch.log10,
-    "log1p": torch.log1p, "sigmoid": torch.sigmoid,
-}  # fmt: skip
+    "exp": torch.exp,
+    "exp2": torch.exp2,
+    "expm1": torch.expm1,
+    "log": torch.log,
+    "log2": torch.log2,
+    "log10": torch.log10,
+    "log1p": torch.log1p,
+    "sigmoid": torch.sigmoid,
+}
 BINARY = {"logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2, "xlogy": torch.xlogy, "ldexp": torch.ldexp}
 aten = torch.ops.aten
 
@@ -26,8 +31,15 @@ CASES = [
     *[case(n, f, rand(**UP), label="0-d") for n, f in UNARY.items()],
     *[case(n, f, rand(2, 0), label="empty") for n, f in UNARY.items()],
     *[case(n, f, rand(3, dtype=C, **UP), label="complex") for n, f in UNARY.items()],
-    *[case(n, lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)), rand(2, 2, 2, 1, 2, **UP), label="rank 5, strides")
-      for n, f in UNARY.items()],
+    *[
+        case(
+            n,
+            lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)),
+            rand(2, 2, 2, 1, 2, **UP),
+            label="rank 5, strides",
+        )
+        for n, f in UNARY.items()
+    ],
     *[case(n, lambda x, n=n: getattr(x.clone(), n + "_")(), rand(3, **UP), label="in place") for n in UNARY],
     case("sigmoid", torch.special.expit, rand(3), label="alias"),
     case("sigmoid_backward", aten.sigmoid_backward, rand(3), rand(3, seed=1)),
@@ -36,8 +48,16 @@ CASES = [
     *[case(n, f, rand(**UP), rand(seed=1, **UP), label="0-d") for n, f in BINARY.items()],
     *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in BINARY.items()],
     *[case(n, f, rand(2, 1, 2, 1, 2, **UP), rand(3, 1, **UP), label="rank 5") for n, f in BINARY.items()],
-    *[case(n, lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)), rand(2, 3, **UP), rand(2, **UP), label="strides, keywords")
-      for n, f in BINARY.items()],
+    *[
+        case(
+            n,
+            lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)),
+            rand(2, 3, **UP),
+            rand(2, **UP),
+            label="strides, keywords",
+        )
+        for n, f in BINARY.items()
+    ],
     case("logaddexp", torch.logaddexp, rand(3, dtype=C), rand(3, dtype=C, seed=1), label="complex"),
     case("ldexp", torch.ldexp, rand(3, dtype=C), rand(3, dtype=C, seed=1), label="complex"),
     # torch raises in its backward
@@ -49,7 +69,7 @@ CASES = [
     case("logit", partial(torch.logit, eps=0.2), rand(3, 4, low=0.0, high=1.0), label="eps"),
     case("logit", lambda x: x.clone().logit_(eps=0.2), rand(3, 4, low=0.0, high=1.0), label="in place"),
     case("logit", torch.special.logit, rand(0), label="empty alias"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
@@ -104,7 +124,9 @@ def test_logit_at_the_ends_is_infinitely_steep(device: torch.device) -> None:
 
 def test_logit_is_flat_where_eps_clamps(device: torch.device) -> None:
     for derivative in (first, second):
-        assert_values(derivative(lambda x: torch.logit(x, eps=0.1), [0.0, 0.05, 1.0], device=device)[0], [0.0, 0.0, 0.0])
+        assert_values(
+            derivative(lambda x: torch.logit(x, eps=0.1), [0.0, 0.05, 1.0], device=device)[0], [0.0, 0.0, 0.0]
+        )
 
 
 def test_sigmoid_saturates_to_a_slope_of_zero(device: torch.device) -> None:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checking import Case, case, rand, run_case
 
 import tracer
-from support.checking import Case, case, rand, run_case
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -45,11 +45,18 @@ hard = indices([0, 3, 1])
 labels = indices([[0, 2, -1, 1], [3, -1, 0, 0], [1, 2, 3, 0]])
 
 CASES = [
-    *(case("soft_margin_loss", lambda x, r=r: F.soft_margin_loss(x, y(x), reduction=r), rand(3, 4), label=r) for r in REDUCTIONS),
+    *(
+        case("soft_margin_loss", lambda x, r=r: F.soft_margin_loss(x, y(x), reduction=r), rand(3, 4), label=r)
+        for r in REDUCTIONS
+    ),
     # torch gives the target of soft_margin_loss no gradient: central differences decide.
     *(
         case(
-            "soft_margin_loss", lambda x, t, r=r: nn.soft_margin_loss(x, t, r), rand(3, 4), rand(3, 4, seed=1), label=f"target-{r}",
+            "soft_margin_loss",
+            lambda x, t, r=r: nn.soft_margin_loss(x, t, r),
+            rand(3, 4),
+            rand(3, 4, seed=1),
+            label=f"target-{r}",
             torch_agrees=False,
         )
         for r in (NONE, MEAN, SUM)
@@ -60,20 +67,29 @@ CASES = [
     # torch has no second derivatives of multi_margin_loss and multilabel_margin_loss; tests of their own have.
     *(
         case(
-            "multi_margin_loss", lambda x, r=r, p=p, w=w: F.multi_margin_loss(x, hard(x), p, 0.8, w and class_weights(x), reduction=r),
-            rand(3, 4), label=f"{r}-{p}{'-weights' if w else ''}", second=False,
+            "multi_margin_loss",
+            lambda x, r=r, p=p, w=w: F.multi_margin_loss(x, hard(x), p, 0.8, w and class_weights(x), reduction=r),
+            rand(3, 4),
+            label=f"{r}-{p}{'-weights' if w else ''}",
+            second=False,
         )
         for r in REDUCTIONS
         for p in (1, 2)
         for w in (None, True)
     ),
     case("multi_margin_loss", lambda x: F.multi_margin_loss(x, indices(2)(x)), rand(4), label="1-d", second=False),
-    case("multi_margin_loss", lambda x: F.multi_margin_loss(x.t(), hard(x)), rand(4, 3), label="transposed", second=False),
+    case(
+        "multi_margin_loss", lambda x: F.multi_margin_loss(x.t(), hard(x)), rand(4, 3), label="transposed", second=False
+    ),
     *(
         case(
             "multi_margin_loss_backward",
             lambda g, x, r=r, p=p, w=w: aten.multi_margin_loss_backward(g, x, hard(x), p, 1, w and class_weights(x), r),
-            rand(*(() if r else (3,))), rand(3, 4), label=f"{r}-{p}{'-weights' if w else ''}", second=False, torch_agrees=False,
+            rand(*(() if r else (3,))),
+            rand(3, 4),
+            label=f"{r}-{p}{'-weights' if w else ''}",
+            second=False,
+            torch_agrees=False,
         )
         for r in (NONE, MEAN, SUM)
         for p in (1, 2)
@@ -81,50 +97,98 @@ CASES = [
     ),
     *(
         case(
-            "multilabel_margin_loss", lambda x, r=r: F.multilabel_margin_loss(x, labels(x), reduction=r), rand(3, 4), label=r, second=False
+            "multilabel_margin_loss",
+            lambda x, r=r: F.multilabel_margin_loss(x, labels(x), reduction=r),
+            rand(3, 4),
+            label=r,
+            second=False,
         )
         for r in REDUCTIONS
     ),
-    case("multilabel_margin_loss", lambda x: F.multilabel_margin_loss(x, indices([2, 0, -1, 1])(x)), rand(4), label="1-d", second=False),
-    case("multilabel_margin_loss", lambda x: F.multilabel_margin_loss(x.t(), labels(x)), rand(4, 3), label="transposed", second=False),
+    case(
+        "multilabel_margin_loss",
+        lambda x: F.multilabel_margin_loss(x, indices([2, 0, -1, 1])(x)),
+        rand(4),
+        label="1-d",
+        second=False,
+    ),
+    case(
+        "multilabel_margin_loss",
+        lambda x: F.multilabel_margin_loss(x.t(), labels(x)),
+        rand(4, 3),
+        label="transposed",
+        second=False,
+    ),
     *(
         case(
-            "multilabel_margin_loss_backward", lambda g, x, r=r: aten.multilabel_margin_loss_backward(
+            "multilabel_margin_loss_backward",
+            lambda g, x, r=r: aten.multilabel_margin_loss_backward(
                 g, x, labels(x), r, aten.multilabel_margin_loss_forward(x.detach(), labels(x), r)[1].detach()
             ),
-            rand(*(() if r else (3,))), rand(3, 4), label=str(r), second=False, torch_agrees=False,
+            rand(*(() if r else (3,))),
+            rand(3, 4),
+            label=str(r),
+            second=False,
+            torch_agrees=False,
         )
         for r in (NONE, MEAN, SUM)
     ),
     *(
         case(
-            "margin_ranking_loss", lambda a, b, t, r=r: F.margin_ranking_loss(a, b, t, 0.3, reduction=r), rand(3, 4), rand(3, 4, seed=1),
-            rand(3, 4, seed=2), label=r,
+            "margin_ranking_loss",
+            lambda a, b, t, r=r: F.margin_ranking_loss(a, b, t, 0.3, reduction=r),
+            rand(3, 4),
+            rand(3, 4, seed=1),
+            rand(3, 4, seed=2),
+            label=r,
         )
         for r in REDUCTIONS
     ),
-    case("margin_ranking_loss", lambda a, b: torch.margin_ranking_loss(a, b, y(a), reduction=MEAN), rand(3, 1), rand(1, 4), label="broadcast"),
+    case(
+        "margin_ranking_loss",
+        lambda a, b: torch.margin_ranking_loss(a, b, y(a), reduction=MEAN),
+        rand(3, 1),
+        rand(1, 4),
+        label="broadcast",
+    ),
     *(
         case(
-            "hinge_embedding_loss", lambda x, r=r: F.hinge_embedding_loss(x, y(x), margin=0.8, reduction=r), rand(3, 4), label=r
+            "hinge_embedding_loss",
+            lambda x, r=r: F.hinge_embedding_loss(x, y(x), margin=0.8, reduction=r),
+            rand(3, 4),
+            label=r,
         )
         for r in REDUCTIONS
     ),
     case("hinge_embedding_loss", lambda x: F.hinge_embedding_loss(x, y0(x)), rand(), label="0-d"),
     *(
         case(
-            "cosine_embedding_loss", lambda a, b, r=r, m=m: F.cosine_embedding_loss(a, b, y1(a), margin=m, reduction=r), rand(3, 4),
-            rand(3, 4, seed=1), label=f"{r}-{m}",
+            "cosine_embedding_loss",
+            lambda a, b, r=r, m=m: F.cosine_embedding_loss(a, b, y1(a), margin=m, reduction=r),
+            rand(3, 4),
+            rand(3, 4, seed=1),
+            label=f"{r}-{m}",
         )
         for r in REDUCTIONS
         for m in (0.0, -0.9)
     ),
-    case("cosine_embedding_loss", lambda a, b: F.cosine_embedding_loss(a, b, y0(a), margin=-0.9), rand(4), rand(4, seed=1), label="1-d"),
+    case(
+        "cosine_embedding_loss",
+        lambda a, b: F.cosine_embedding_loss(a, b, y0(a), margin=-0.9),
+        rand(4),
+        rand(4, seed=1),
+        label="1-d",
+    ),
     *(
         case(
             "triplet_margin_loss",
-            lambda a, p, n, r=r, swap=swap, power=power: F.triplet_margin_loss(a, p, n, 2.0, power, swap=swap, reduction=r),
-            rand(3, 4), rand(3, 4, seed=1), rand(3, 4, seed=2), label=f"{r}-{power}{'-swap' if swap else ''}",
+            lambda a, p, n, r=r, swap=swap, power=power: F.triplet_margin_loss(
+                a, p, n, 2.0, power, swap=swap, reduction=r
+            ),
+            rand(3, 4),
+            rand(3, 4, seed=1),
+            rand(3, 4, seed=2),
+            label=f"{r}-{power}{'-swap' if swap else ''}",
         )
         for r in REDUCTIONS
         for swap in (False, True)
@@ -133,10 +197,15 @@ CASES = [
     case("triplet_margin_loss", F.triplet_margin_loss, rand(4), rand(4, seed=1), rand(4, seed=2), label="1-d"),
     # Python-level losses have no rule: they are their parts.
     *(
-        case("log_sigmoid", lambda x, r=r: F.multilabel_soft_margin_loss(x, y(x).clamp(0), reduction=r), rand(3, 4), label=f"multilabel-{r}")
+        case(
+            "log_sigmoid",
+            lambda x, r=r: F.multilabel_soft_margin_loss(x, y(x).clamp(0), reduction=r),
+            rand(3, 4),
+            label=f"multilabel-{r}",
+        )
         for r in REDUCTIONS
     ),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)

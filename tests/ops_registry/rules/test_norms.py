@@ -100,6 +100,10 @@ CASES = [
         case("linalg_matrix_norm", lambda x, p=p: torch.linalg.matrix_norm(x, p), rand(3, 4), label=f"singular-{p}")
         for p in ("nuc", 2, -2)
     ),
+    *(
+        case("linalg_matrix_norm", lambda x, p=p: torch.linalg.matrix_norm(x, p), rand(2, 0, 3), label=f"empty-{p}")
+        for p in (1, -1, "fro", "nuc")
+    ),
     case("linalg_norm", torch.linalg.norm, rand(3, 4)),
     case("linalg_norm", lambda x: torch.linalg.norm(x, 3), rand(4), label="vector"),
     case("linalg_norm", lambda x: torch.linalg.norm(x, 1), rand(3, 4), label="matrix"),
@@ -247,6 +251,14 @@ def test_renorm_leaves_short_rows_alone(device: torch.device) -> None:
     x = tracked([[0.3, 0.4], [3.0, 4.0]], device)
     x.renorm(2, 0, 1.0)[0].sum().backward()
     assert x.grad[0].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("order", [INF, 2])
+def test_norm_of_an_empty_matrix_is_zero_with_an_empty_gradient(order: float, device: torch.device) -> None:
+    x = tracer.track(torch.ones(0, 3, device=device), True)
+    result = torch.linalg.matrix_norm(x, order)
+    result.backward()
+    assert result.item() == 0 and x.grad.shape == (0, 3)
 
 
 def test_matrix_norm_refuses_an_unknown_order(device: torch.device) -> None:

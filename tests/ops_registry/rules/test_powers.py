@@ -6,7 +6,6 @@ import math
 
 import pytest
 import torch
-
 from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case
 
@@ -21,7 +20,10 @@ CASES = [
     *[case(n, f, rand(**UP), label="0-d") for n, f in UNARY.items()],
     *[case(n, f, rand(2, 0), label="empty") for n, f in UNARY.items()],
     *[case(n, f, rand(3, dtype=C), label="complex") for n, f in UNARY.items()],
-    *[case(n, lambda x, f=f: f(x.transpose(0, 3)), rand(1, 2, 1, 3, 2, **UP), label="rank 5") for n, f in UNARY.items()],
+    *[
+        case(n, lambda x, f=f: f(x.transpose(0, 3)), rand(1, 2, 1, 3, 2, **UP), label="rank 5")
+        for n, f in UNARY.items()
+    ],
     *[case(n, f, rand(3, 1, **UP), rand(4)) for n, f in POWERS.items()],
     *[case(n, f, rand(**UP), rand(seed=1), label="0-d") for n, f in POWERS.items()],
     *[case(n, f, rand(2, 0, **UP), rand(1), label="empty") for n, f in POWERS.items()],
@@ -30,10 +32,16 @@ CASES = [
     *[case(n, f, rand(3), rand(3, dtype=C), label="real-complex") for n, f in POWERS.items()],
     *[case(n, f, rand(3, dtype=C), rand(3), label="complex-real") for n, f in POWERS.items()],
     *[case(n, lambda x, f=f: f(2.5, x), rand(3), label="number to a tensor") for n, f in POWERS.items()],
-    *[case(n, lambda x, f=f: f(-2.5, x), rand(3, dtype=C), label="negative number to a complex tensor") for n, f in POWERS.items()],
+    *[
+        case(n, lambda x, f=f: f(-2.5, x), rand(3, dtype=C), label="negative number to a complex tensor")
+        for n, f in POWERS.items()
+    ],
     *[case(n, lambda x, f=f: f(1 + 2j, x), rand(3), label="complex number to a tensor") for n, f in POWERS.items()],
-    *[case(n, lambda x, f=f, p=p: f(x, exponent=p), rand(3, **UP), label=f"to the {p}")
-      for n, f in POWERS.items() for p in (0, 1, 2, 3, -2, 0.5, -1.5, 2 + 1j)],
+    *[
+        case(n, lambda x, f=f, p=p: f(x, exponent=p), rand(3, **UP), label=f"to the {p}")
+        for n, f in POWERS.items()
+        for p in (0, 1, 2, 3, -2, 0.5, -1.5, 2 + 1j)
+    ],
     case("pow", lambda x, y: x.expand(3, 2).pow(y.t()), rand(2, **UP), rand(2, 3), label="strides"),
     case("pow", lambda x: x.clone().pow_(3), rand(3), label="in place"),
     case("pow", lambda x, y: x.clone().pow_(y), rand(3, **UP), rand(3), label="in place by a tensor"),
@@ -46,7 +54,7 @@ CASES = [
     case("hypot", torch.hypot, rand(2, 0), rand(1), label="empty"),
     case("hypot", lambda x, y: x.t().hypot(y.expand(3, 2)), rand(2, 3), rand(2), label="strides"),
     case("hypot", lambda x, y: x.clone().hypot_(y), rand(2, 3), rand(3), label="in place"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)

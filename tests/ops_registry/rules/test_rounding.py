@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-
-import tracer
 from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case, values
+
+import tracer
 
 C = torch.complex128
 INF, NAN = math.inf, math.nan
@@ -21,8 +21,10 @@ CASES = [
     *[case(n, f, rand(3, 4)) for n, f in {**STAIRS, **OTHERS}.items()],
     *[case(n, f, rand(), label="0-d") for n, f in {**STAIRS, **OTHERS}.items()],
     *[case(n, f, rand(2, 0), label="empty") for n, f in {**STAIRS, **OTHERS}.items()],
-    *[case(n, lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)), rand(2, 2, 2, 1, 2), label="rank 5, strides")
-      for n, f in {**STAIRS, **OTHERS}.items()],
+    *[
+        case(n, lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)), rand(2, 2, 2, 1, 2), label="rank 5, strides")
+        for n, f in {**STAIRS, **OTHERS}.items()
+    ],
     *[case(n, lambda x, n=n: getattr(x * x, n + "_")(), rand(3), label="in place") for n in (*STAIRS, *OTHERS)],
     case("round", partial(torch.round, decimals=1), rand(3), label="decimals"),
     case("trunc", torch.fix, rand(3), label="fix"),
@@ -30,8 +32,13 @@ CASES = [
     case("abs", torch.absolute, rand(3), label="alias"),
     case("abs", abs, rand(3), label="builtin"),
     case("sgn", torch.sgn, rand(2, 3, dtype=C), label="complex"),
-    case("nan_to_num", partial(torch.nan_to_num, nan=3.0, posinf=4.0, neginf=5.0), values([NAN, INF, -INF, 1.0]), differences=False,
-         label="keywords"),
+    case(
+        "nan_to_num",
+        partial(torch.nan_to_num, nan=3.0, posinf=4.0, neginf=5.0),
+        values([NAN, INF, -INF, 1.0]),
+        differences=False,
+        label="keywords",
+    ),
     case("copysign", torch.copysign, rand(3, 1), rand(4)),
     case("copysign", lambda x: torch.copysign(x, -1.0), rand(3), label="number"),
     case("copysign", lambda x, y: x.clone().copysign_(y), rand(2, 3), rand(3), label="in place"),
@@ -40,7 +47,7 @@ CASES = [
     case("nextafter", torch.nextafter, rand(3, 1), rand(4), differences=False),
     case("frexp", torch.frexp, rand(3, 4)),
     case("frexp", torch.frexp, rand(0), label="empty"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
@@ -74,7 +81,7 @@ def test_complex_sgn_is_flat_at_zero_to_second_order(device: torch.device) -> No
 
 
 def test_complex_sgn_moves_only_across(device: torch.device) -> None:
-    # at z = 2i the sign turns by -Im(dz i^-1)... : Re(sgn) changes by Re(dz) / 2, Im(sgn) not at all
+    # at z = 2i the real part of the sign changes by Re(dz) / 2, its imaginary part not at all
     assert_values(first(torch.sgn, [2j], dtype=C, device=device)[0], [0.5 + 0j])
 
 
@@ -100,7 +107,7 @@ def test_what_was_not_a_number_lets_nothing_through(device: torch.device) -> Non
 
 
 def test_a_nan_on_the_way_back_is_stopped_where_the_input_was_replaced(device: torch.device) -> None:
-    (x,) = first(lambda x: (x.nan_to_num(0.0) * NAN).sum() * 0 + x.nan_to_num(0.0).sqrt().sum(), [NAN, 4.0], device=device)
+    (x,) = first(lambda x: x.nan_to_num(0.0) * NAN, [NAN, 4.0], device=device)
     assert_values(x, [0.0, NAN])
 
 

@@ -7,10 +7,10 @@ from functools import partial
 
 import pytest
 import torch
-
-import tracer
 from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case, values
+
+import tracer
 
 C = torch.complex128
 INF, NAN = math.inf, math.nan
@@ -22,8 +22,10 @@ CASES = [
     *[case(n, f, rand(), rand(seed=1), label="0-d") for n, f in EXTREMES.items()],
     *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in EXTREMES.items()],
     *[case(n, f, rand(2, 1, 2, 1, 2), rand(3, 1), label="rank 5") for n, f in EXTREMES.items()],
-    *[case(n, lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)), rand(2, 3), rand(2), label="strides, keywords")
-      for n, f in EXTREMES.items()],
+    *[
+        case(n, lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)), rand(2, 3), rand(2), label="strides, keywords")
+        for n, f in EXTREMES.items()
+    ],
     *[case(n, EXTREMES[n], *TIES, label="ties") for n in ("maximum", "minimum")],
     # at a tie torch gives all to the first argument of fmax and fmin: the central difference is half of each
     *[case(n, EXTREMES[n], *TIES, torch_agrees=False, label="ties") for n in ("fmax", "fmin")],
@@ -46,16 +48,39 @@ CASES = [
     case("where", lambda x, y: torch.where(x > 0, x * x, y), rand(3, 1), rand(4)),
     case("where", lambda x: x.where(x > 0, 3.0), rand(3, 4), label="method"),
     case("where", lambda x: torch.where(x > 0, 3, x), rand(3, 4), label="number first"),
-    case("where", lambda x, y: torch.where(condition=x.real > 0, input=x, other=y), rand(3, dtype=C), rand(3, dtype=C, seed=1),
-         label="complex, keywords"),
+    case(
+        "where",
+        lambda x, y: torch.where(condition=x.real > 0, input=x, other=y),
+        rand(3, dtype=C),
+        rand(3, dtype=C, seed=1),
+        label="complex, keywords",
+    ),
     # torch raises in its backward
-    case("where", lambda x, y: torch.where(x.real > 0, x, y), rand(3, dtype=C), rand(3), torch_agrees=False, label="complex-real"),
-    case("where", lambda x, y: torch.where(torch.tensor(True, device=x.device), x, y), rand(3), rand(2, 1), label="0-d condition"),
+    case(
+        "where",
+        lambda x, y: torch.where(x.real > 0, x, y),
+        rand(3, dtype=C),
+        rand(3),
+        torch_agrees=False,
+        label="complex-real",
+    ),
+    case(
+        "where",
+        lambda x, y: torch.where(torch.tensor(True, device=x.device), x, y),
+        rand(3),
+        rand(2, 1),
+        label="0-d condition",
+    ),
     case("where", lambda x, y: torch.where(x > 0, x, y), rand(2, 0), rand(1), label="empty"),
     # torch has no derivative of bincount
-    case("bincount", lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5), rand(3), second=False,
-         torch_agrees=False),
-]  # fmt: skip
+    case(
+        "bincount",
+        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5),
+        rand(3),
+        second=False,
+        torch_agrees=False,
+    ),
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
@@ -88,7 +113,9 @@ def test_fmin_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> Non
 
 
 def test_a_value_on_the_bound_is_inside(device: torch.device) -> None:
-    assert_values(first(lambda x: x.clamp(0, 1), [-1.0, 0.0, 0.5, 1.0, 2.0], device=device)[0], [0.0, 1.0, 1.0, 1.0, 0.0])
+    assert_values(
+        first(lambda x: x.clamp(0, 1), [-1.0, 0.0, 0.5, 1.0, 2.0], device=device)[0], [0.0, 1.0, 1.0, 1.0, 0.0]
+    )
 
 
 def test_a_value_on_a_tensor_bound_is_inside_and_the_bound_gets_nothing(device: torch.device) -> None:
@@ -129,11 +156,15 @@ def test_where_of_one_argument_gives_indices(device: torch.device) -> None:
 
 
 def test_where_between_two_dtypes_gives_each_side_its_own(device: torch.device) -> None:
-    c = case("where", lambda x, y: torch.where(x > 0, x, y), rand(4, dtype=torch.float32), rand(4, seed=1), differences=False)
+    c = case(
+        "where", lambda x, y: torch.where(x > 0, x, y), rand(4, dtype=torch.float32), rand(4, seed=1), differences=False
+    )
     run_case(c, device)
 
 
 def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.device) -> None:
     scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=device)
-    (weights,) = first(lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device)
+    (weights,) = first(
+        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device
+    )
     assert_values(weights, [1.0, 3.0, 3.0])

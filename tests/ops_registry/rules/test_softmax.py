@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checking import Case, case, rand, run_case
 
 import tracer
-from support.checking import Case, case, rand, run_case
 
 f32, f64, c128 = torch.float32, torch.float64, torch.complex128
 
@@ -31,25 +31,59 @@ CASES = [
     case("softmax", lambda x: F.softmax(x, dim=1), rand(3, 4), label="functional"),
     case("softmax", lambda x: F.softmin(x, dim=1), rand(3, 4), label="softmin"),
     case("softmax", lambda x: torch.special.softmax(x, 1), rand(3, 4), label="special"),
-    case("softmax", lambda x: torch.softmax(x, 1, dtype=f64), rand(3, 4, dtype=f32), label="dtype", differences=False, rtol=1e-6),
+    case(
+        "softmax",
+        lambda x: torch.softmax(x, 1, dtype=f64),
+        rand(3, 4, dtype=f32),
+        label="dtype",
+        differences=False,
+        rtol=1e-6,
+    ),
     case("log_softmax", lambda x: x.log_softmax(1), rand(3, 4), label="method"),
     case("log_softmax", lambda x: F.log_softmax(x, dim=1), rand(3, 4), label="functional"),
     case("log_softmax", lambda x: torch.special.log_softmax(x, 1), rand(3, 4), label="special"),
     case(
-        "log_softmax", lambda x: torch.log_softmax(x, 1, dtype=f64), rand(3, 4, dtype=f32), label="dtype", differences=False, rtol=1e-6
+        "log_softmax",
+        lambda x: torch.log_softmax(x, 1, dtype=f64),
+        rand(3, 4, dtype=f32),
+        label="dtype",
+        differences=False,
+        rtol=1e-6,
     ),
     case("_softmax", lambda x: torch._softmax(x, 1, False), rand(3, 4)),
     case("_log_softmax", lambda x: torch._log_softmax(x, 1, False), rand(3, 4)),
     case("_safe_softmax", lambda x: torch._safe_softmax(x, 1), rand(3, 4)),
-    case("_softmax_backward_data", lambda g, y: torch._softmax_backward_data(g, y, 1, f64), rand(3, 4), rand(3, 4, seed=1)),
-    case("_softmax_backward_data", lambda g, y: torch._softmax_backward_data(g, y, 0, f64), rand(), rand(seed=1), label="0-d"),
-    case("_log_softmax_backward_data", lambda g, y: torch._log_softmax_backward_data(g, y, 1, f64), rand(3, 4), rand(3, 4, seed=1)),
-    case("_log_softmax_backward_data", lambda g, y: torch._log_softmax_backward_data(g, y, 0, f64), rand(), rand(seed=1), label="0-d"),
+    case(
+        "_softmax_backward_data",
+        lambda g, y: torch._softmax_backward_data(g, y, 1, f64),
+        rand(3, 4),
+        rand(3, 4, seed=1),
+    ),
+    case(
+        "_softmax_backward_data",
+        lambda g, y: torch._softmax_backward_data(g, y, 0, f64),
+        rand(),
+        rand(seed=1),
+        label="0-d",
+    ),
+    case(
+        "_log_softmax_backward_data",
+        lambda g, y: torch._log_softmax_backward_data(g, y, 1, f64),
+        rand(3, 4),
+        rand(3, 4, seed=1),
+    ),
+    case(
+        "_log_softmax_backward_data",
+        lambda g, y: torch._log_softmax_backward_data(g, y, 0, f64),
+        rand(),
+        rand(seed=1),
+        label="0-d",
+    ),
     case("logsumexp", lambda x: torch.logsumexp(x, (0, -1), keepdim=True), rand(2, 3, 4), label="several-dimensions"),
     case("logsumexp", lambda x: x.logsumexp((2, 0)), rand(2, 3, 4), label="unsorted-dimensions"),
     case("logsumexp", lambda x: torch.special.logsumexp(x, 1), rand(3, 4), label="special"),
     case("logsumexp", lambda x: torch.logsumexp(x, 1), rand(3, 4, dtype=c128), label="complex"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)

@@ -7,48 +7,79 @@ from functools import partial
 
 import pytest
 import torch
+from support.analytic import assert_values, first, second
+from support.checking import Case, case, rand, run_case
 
 import tracer
 from ops_registry import UnsupportedCallError
-from support.analytic import assert_values, first, second
-from support.checking import Case, case, rand, run_case
 
 special = torch.special
 INF, NAN = math.inf, math.nan
 #: Each with an interval where it is tame.
 UNARY = {
-    "erf": (torch.erf, -2.0, 2.0), "erfc": (torch.erfc, -2.0, 2.0), "erfinv": (torch.erfinv, -0.9, 0.9),
-    "special_erfcx": (special.erfcx, -1.0, 2.0), "special_ndtr": (special.ndtr, -2.0, 2.0),
-    "special_log_ndtr": (special.log_ndtr, -2.0, 2.0), "special_ndtri": (special.ndtri, 0.1, 0.9),
-    "lgamma": (torch.lgamma, 0.5, 3.0), "digamma": (torch.digamma, 0.5, 3.0), "mvlgamma": (partial(torch.mvlgamma, p=3), 2.0, 4.0),
-    "polygamma": (partial(torch.polygamma, 2), 0.5, 3.0), "i0": (torch.i0, -2.0, 2.0), "special_i1": (special.i1, -2.0, 2.0),
-    "special_i0e": (special.i0e, 0.1, 2.0), "special_i1e": (special.i1e, 0.1, 2.0), "special_entr": (special.entr, 0.1, 2.0),
-}  # fmt: skip
+    "erf": (torch.erf, -2.0, 2.0),
+    "erfc": (torch.erfc, -2.0, 2.0),
+    "erfinv": (torch.erfinv, -0.9, 0.9),
+    "special_erfcx": (special.erfcx, -1.0, 2.0),
+    "special_ndtr": (special.ndtr, -2.0, 2.0),
+    "special_log_ndtr": (special.log_ndtr, -2.0, 2.0),
+    "special_ndtri": (special.ndtri, 0.1, 0.9),
+    "lgamma": (torch.lgamma, 0.5, 3.0),
+    "digamma": (torch.digamma, 0.5, 3.0),
+    "mvlgamma": (partial(torch.mvlgamma, p=3), 2.0, 4.0),
+    "polygamma": (partial(torch.polygamma, 2), 0.5, 3.0),
+    "i0": (torch.i0, -2.0, 2.0),
+    "special_i1": (special.i1, -2.0, 2.0),
+    "special_i0e": (special.i0e, 0.1, 2.0),
+    "special_i1e": (special.i1e, 0.1, 2.0),
+    "special_entr": (special.entr, 0.1, 2.0),
+}
 
 CASES = [
     *[case(n, f, rand(3, 4, low=a, high=b)) for n, (f, a, b) in UNARY.items()],
     *[case(n, f, rand(low=a, high=b), label="0-d") for n, (f, a, b) in UNARY.items()],
     *[case(n, f, rand(2, 0), label="empty") for n, (f, _, _) in UNARY.items() if n != "mvlgamma"],
-    *[case(n, lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)), rand(2, 2, 2, 1, 2, low=a, high=b), label="rank 5, strides")
-      for n, (f, a, b) in UNARY.items()],
+    *[
+        case(
+            n,
+            lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)),
+            rand(2, 2, 2, 1, 2, low=a, high=b),
+            label="rank 5, strides",
+        )
+        for n, (f, a, b) in UNARY.items()
+    ],
     case("mvlgamma", lambda x: special.multigammaln(x, 2), rand(3, low=2, high=3), label="alias"),
     case("polygamma", lambda x: x.polygamma(1), rand(3, low=0.5, high=3), label="method"),
     case("polygamma", lambda x: torch.polygamma(n=0, input=x), rand(3, low=0.5, high=3), label="keywords"),
     case("digamma", special.psi, rand(3, low=0.5, high=3), label="alias"),
-    *[case(n, lambda x, n=n: getattr(x.clone(), n + "_")(), rand(3, low=0.1, high=0.9), label="in place")
-      for n in ("erf", "erfc", "erfinv", "lgamma", "digamma", "i0")],
-    *[case("igamma", lambda x, f=f: f(torch.tensor([0.5, 1.0, 2.5], device=x.device, dtype=x.dtype), x), rand(2, 3, low=0.5, high=2),
-           second=False, label=f.__name__)  # torch, too, has no derivative of the first argument for the second derivative to be checked
-      for f in (torch.igamma, special.gammainc)],
-    case("igammac", lambda x: torch.igammac(torch.tensor([0.5, 1.0, 2.5], device=x.device, dtype=x.dtype), x),
-         rand(2, 3, low=0.5, high=2)),
-    case("special_zeta", lambda q: special.zeta(torch.tensor([[2.0], [3.5]], device=q.device, dtype=q.dtype), q),
-         rand(3, low=0.5, high=2)),
+    *[
+        case(n, lambda x, n=n: getattr(x.clone(), n + "_")(), rand(3, low=0.1, high=0.9), label="in place")
+        for n in ("erf", "erfc", "erfinv", "lgamma", "digamma", "i0")
+    ],
+    *[
+        case(
+            "igamma",
+            lambda x, f=f: f(torch.tensor([0.5, 1.0, 2.5], device=x.device, dtype=x.dtype), x),
+            rand(2, 3, low=0.5, high=2),
+            label=f.__name__,
+        )
+        for f in (torch.igamma, special.gammainc)
+    ],
+    case(
+        "igammac",
+        lambda x: torch.igammac(torch.tensor([0.5, 1.0, 2.5], device=x.device, dtype=x.dtype), x),
+        rand(2, 3, low=0.5, high=2),
+    ),
+    case(
+        "special_zeta",
+        lambda q: special.zeta(torch.tensor([[2.0], [3.5]], device=q.device, dtype=q.dtype), q),
+        rand(3, low=0.5, high=2),
+    ),
     case("special_zeta", lambda q: special.zeta(2.5, q), rand(3, low=0.5, high=2), label="number"),
     case("special_xlog1py", special.xlog1py, rand(3, 1), rand(4, low=-0.5, high=2)),
     case("special_xlog1py", lambda x: special.xlog1py(x, 3), rand(3), label="number"),
     case("special_xlog1py", lambda y: special.xlog1py(3, y), rand(3, low=-0.5, high=2), label="number first"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
@@ -57,7 +88,9 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 
 @pytest.mark.parametrize("function", [torch.igamma, torch.igammac, special.zeta])
-def test_a_first_argument_without_known_derivative_is_an_error_at_backward(function: object, device: torch.device) -> None:
+def test_a_first_argument_without_known_derivative_is_an_error_at_backward(
+    function: object, device: torch.device
+) -> None:
     a = tracer.tensor([2.0], device=device, requires_grad=True)
     result = function(a, torch.ones_like(a))  # type: ignore[operator]
     with pytest.raises(UnsupportedCallError, match="first argument"):
