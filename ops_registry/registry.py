@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Spelling:
     """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""
 
-    __slots__ = ("choose", "func", "inplace", "order", "rule", "straight", "tails", "varargs")
+    __slots__ = ("choose", "defaults", "func", "inplace", "order", "rule", "straight", "tails", "target", "varargs")
 
     def __init__(
         self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool
@@ -36,10 +36,16 @@ class Spelling:
         self.varargs = varargs
         self.choose: Callable[[tuple[Any, ...], dict[str, Any]], Spelling] | None = None
         signature = rule.signature
+        self.defaults = signature.defaults
+        if "reduction" in self.defaults and not isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            # torch's C functions default to no reduction, whatever their schema says.
+            self.defaults = {**self.defaults, "reduction": 0}
+        #: Where in the rule's signature the tensor stands that an in-place spelling writes into.
+        self.target = signature.names.index(order[0]) if order and order[0] in signature.names else 0
         #: ``tails[n]`` are the defaults to append to n positional arguments; None where that is not enough to bind them.
         self.tails: tuple[tuple[Any, ...], ...] | None = None
         if order == signature.names[: len(order)]:
-            defaults = tuple(signature.defaults.get(n) for n in signature.names)
+            defaults = tuple(self.defaults.get(n) for n in signature.names)
             self.tails = tuple(defaults[n:] for n in range(len(defaults) + 1))
         #: The common case, which interception takes without another question.
         self.straight = not (inplace or rule.no_gradient or rule.body is not None or rule.forward is not None)
@@ -49,7 +55,7 @@ class Spelling:
         if self.varargs:
             args = gather_varargs(args)
         names = self.rule.signature.names
-        values = dict(self.rule.signature.defaults)
+        values = dict(self.defaults)
         values.update(zip(self.order, args, strict=False))
         for name, value in kwargs.items():
             values["input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)] = value
@@ -124,10 +130,19 @@ def _own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[st
 def _file(func: Callable[..., Any], rule: Rule) -> None:
     """Put ``rule`` under every spelling of ``func``."""
     _RULES[rule.name] = rule
+    written = rule
+    if rule.no_gradient and rule.signature.names:
+        # Written in place (x.eq_(3)), such a result stands in a tensor that has a history: it goes on with a gradient of zero.
+        written = copy_with(rule, no_gradient=False)
+        written = _extend(written, _zero, rule.signature.names[rule.signature.self_position], replacing=False)
     for spelled, inplace in spellings(func).items():
         order = _own_order(spelled, rule.signature)
         if order is not None:
-            TABLE[spelled] = Spelling(spelled, rule, inplace, *order)
+            TABLE[spelled] = Spelling(spelled, written if inplace else rule, inplace, *order)
+
+
+def _zero(grad: Any) -> None:
+    return None
 
 
 def _extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...], replacing: bool) -> Rule:

@@ -47,7 +47,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
     """Run an in-place call and record it under the rule of the out-of-place op. Interception is off."""
     rule = spelling.rule
     bound = spelling.bind(args, kwargs)
-    target = bound[0]
+    target = bound[spelling.target]
     mask, parents = 0, ()
     if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
         mask, parents, _ = find_parents(rule, bound)
@@ -57,7 +57,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
     variant = rule.variant(mask)
     # The op may read what it overwrites: an alias tells the old shape, a copy the old values where the rule wants them.
     before = plain_alias(target)
-    if rule.signature.names[0] in variant.kept:
+    if rule.signature.names[spelling.target] in variant.kept:
         before = before.clone()
     set_grad_enabled(False)
     try:
@@ -69,7 +69,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
             func(*args, **kwargs)
     finally:
         set_grad_enabled(True)
-    kept, versions = keep(variant, (before, *bound[1:]), target, extra)
+    kept, versions = keep(variant, (*bound[: spelling.target], before, *bound[spelling.target + 1 :]), target, extra)
     node = enter(Node(variant, parents, target.shape, target.dtype, kept, versions))
     rebase(target, node)
     return None if func is torch.Tensor.__setitem__ else target

@@ -58,8 +58,7 @@ def intercept(
         spelling = spelling.choose(args, kwargs or _NO_KWARGS)
     rule = spelling.rule
     if rule.body is not None:
-        result = rule.body(*spelling.bind(args, kwargs or _NO_KWARGS))
-        return args[0].copy_(result) if spelling.inplace else result
+        return _decompose(spelling, func, args, kwargs or _NO_KWARGS)
     with DisableTorchFunctionSubclass():
         if rule.no_gradient:
             return func(*args, **kwargs) if kwargs else func(*args)
@@ -69,15 +68,31 @@ def intercept(
         mask, parents, has_native = (0, (), False) if not torch.is_grad_enabled() else find_parents(rule, bound)
         if not mask:
             return mark_untracked(func(*args, **kwargs) if kwargs else func(*args), args, kwargs)
-        if kwargs and kwargs.get("out") is not None:
-            raise OutArgumentError(
-                f"{rule.name}() was called with out= and an argument that requires grad: what is written there would have no history. "
-                f"Use the result, or call it under torch.no_grad()."
-            )
+        if kwargs:
+            _refuse_out(rule, kwargs)
         if has_native:
             return _with_native(rule, mask, parents, func, args, bound, kwargs)
         result, extra = _run(rule, func, args, bound, kwargs)
         return attach(rule, mask, parents, bound, result, extra)
+
+
+def _refuse_out(rule: Rule, kwargs: dict[str, Any]) -> None:
+    if kwargs.get("out") is not None:
+        raise OutArgumentError(
+            f"{rule.name}() was called with out= and an argument that requires grad: what is written there would have no "
+            f"history. Use the result, or call it under torch.no_grad()."
+        )
+
+
+def _decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
+    if torch.is_grad_enabled() and nodes_in((args, kwargs)):
+        _refuse_out(spelling.rule, kwargs)
+        assert spelling.rule.body is not None
+        result = spelling.rule.body(*spelling.bind(args, kwargs))
+        return args[0].copy_(result) if spelling.inplace else result
+    with DisableTorchFunctionSubclass():
+        return mark_untracked(func(*args, **kwargs), args, kwargs)
 
 
 @functools.cache
@@ -172,7 +187,7 @@ def attach(
     if rule.signature.may_alias and result._base is not None:
         inplace.note_view(result)
     result.__class__ = Tensor
-    result._node = node
+    result._node = node  # type: ignore[attr-defined]
     return result
 
 
@@ -300,7 +315,7 @@ def _attach_missing(
         if item._base is not None:
             inplace.note_view(item)
         item.__class__ = Tensor
-        item._node = node
+        item._node = node  # type: ignore[attr-defined]
     return result
 
 

@@ -24,13 +24,21 @@ def unchecked(func: Callable[..., Any]) -> Callable[..., Any]:
     """``func`` with its checks for subclasses answering no. For torch before 2.13, which has no ``redispatch_function``."""
     if not isinstance(func, python_types.FunctionType):
         return func
-    inner = getattr(func, "__wrapped__", None)
-    if inner is not None and func.__closure__ and "has_torch_function" in func.__code__.co_names:
-        return unchecked(inner)  # a decorator that checks before it calls
+    closure = func.__closure__
+    if closure and not set(_CHECKS) & set(func.__code__.co_names):
+        # A dispatcher over functions that check (F.max_pool2d chooses between two by return_indices).
+        closure = tuple(python_types.CellType(unchecked(c.cell_contents)) if _is_function(c) else c for c in closure)
     names = {**func.__globals__, **{check: _never for check in _CHECKS if check in func.__globals__}}
-    copy = python_types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, func.__closure__)
+    copy = python_types.FunctionType(func.__code__, names, func.__name__, func.__defaults__, closure)
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy
+
+
+def _is_function(cell: python_types.CellType) -> bool:
+    try:
+        return isinstance(cell.cell_contents, python_types.FunctionType)
+    except ValueError:  # not filled yet
+        return False
 
 
 def _never(*_: Any) -> bool:

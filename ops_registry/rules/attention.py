@@ -1,7 +1,7 @@
 """Scaled dot product attention ``O = dropout(P) V`` with ``P = softmax(Z)`` and scores ``Z = s Q K^T + mask``.
 
-Where torch would take its fused kernel for the CPU, that kernel runs here, forward and backward, and no matrix of the size of ``Z`` is ever
-kept. Elsewhere ``P`` is computed and kept.
+Where torch would take its fused kernel for the CPU, that kernel runs here, forward and backward, and no matrix of the
+size of ``Z`` is ever kept. Elsewhere ``P`` is computed and kept.
 """
 
 import math
@@ -64,9 +64,7 @@ def takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa
     """Whether torch would take its fused kernel for the CPU. That kernel gives no gradient of the mask."""
     if query.device.type != "cpu" or (mask is not None and (mask.requires_grad or mask.dtype != query.dtype)):
         return False
-    choice = torch._fused_sdp_choice(
-        query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
-    )
+    choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return choice == SDPBackend.FLASH_ATTENTION.value
 
 
@@ -138,10 +136,11 @@ def flash_attention(grad, query, key, value, output, logsumexp, dropout_p, is_ca
     )
 
 
-# The kernel returns dQ = s dZ K, dK = s dZ^T Q and dV = P^T G, where dZ = P * (dP - rows(P * dP)) and dP = G V^T. Against cotangents
-# A, B, C and with T = s (A K^T + Q B^T) that is
+# The kernel returns dQ = s dZ K, dK = s dZ^T Q and dV = P^T G, where dZ = P * (dP - rows(P * dP)) and dP = G V^T.
+# Against cotangents A, B, C and with T = s (A K^T + Q B^T) that is
 #     S = <T, dZ> + <P, G C^T> = <P * (T - rows(P * T)), dP> + <P, G C^T>,
-# as the derivative of softmax is symmetric. ``out`` and ``logsumexp`` are functions of the other arguments, and counted there.
+# as the derivative of softmax is symmetric. ``out`` and ``logsumexp`` are functions of the other arguments, and are
+# counted there.
 
 
 @backward(flash_backward, wrt=("grad_out", "query", "key", "value"))

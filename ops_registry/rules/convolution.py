@@ -1,7 +1,7 @@
 """Convolutions and transposed convolutions in one, two and three dimensions.
 
-All are one trilinear form ``T(g, x, w) = <g, conv(x, w)>``: each gradient is the derivative of ``T`` by one of its three
-arguments, and so is every gradient of a gradient.
+All are one trilinear form ``T(g, x, w) = <g, conv(x, w)>``: each gradient is the derivative of ``T`` by one of its
+three arguments, and so is every gradient of a gradient.
 """
 
 import torch

@@ -66,9 +66,9 @@ def lu_unpack(grad, LU_data_shape):
 
 @backward(torch.linalg.qr, wrt="A")
 def qr(grad, mode, Q, R):
-    m, n = Q.shape[-2], R.shape[-1]
     if mode == "r":
         raise UnsupportedCallError("linalg.qr(mode='r') has no derivative: it needs Q. Use mode='reduced'.")
+    m, n = Q.shape[-2], R.shape[-1]
     if mode == "complete" and m > n:
         raise UnsupportedCallError(
             "linalg.qr(mode='complete') of a matrix with more rows than columns has no derivative: the columns of Q "
@@ -113,8 +113,8 @@ def require_free_phase(op, products):
         turn = products.diagonal(dim1=-2, dim2=-1).imag
         if not torch.allclose(turn, torch.zeros_like(turn), rtol=1e-2, atol=1e-2):
             raise UnsupportedCallError(
-                f"{op}: the loss depends on the phase of complex vectors, which is arbitrary: it has no derivative. Let it "
-                f"depend on what the phase leaves alone, as abs()."
+                f"{op}: the loss depends on the phase of complex vectors, which is arbitrary: it has no derivative. "
+                f"Let it depend on what the phase leaves alone, as abs()."
             )
 
 

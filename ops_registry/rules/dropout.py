@@ -1,7 +1,7 @@
 """Dropout in all its forms. The random stream is torch's; what is kept of it is one bool for each number drawn.
 
-With ``p = 0``, outside training and for empty tensors torch hands the input back as it is, so nothing is drawn or kept then; nor
-with ``p = 1``, where nothing survives.
+With ``p = 0``, outside training and for empty tensors torch hands the input back as it is, so nothing is drawn or kept
+then; nor with ``p = 1``, where nothing survives.
 """
 
 import functools
@@ -16,7 +16,7 @@ SELU_FLOOR = 1.7580993408473766
 
 
 def draws(input, p, train):
-    """Whether torch draws random numbers in this call. An invalid one draws none: torch shall say what is wrong with it."""
+    """Whether torch draws random numbers in this call; not in an invalid one, of which torch says what is wrong."""
     return train and 0 < p < 1 and input.numel() > 0
 
 
@@ -71,7 +71,7 @@ def feature_dropout(grad, mask, p, train):
     return undropped(grad, train, p) if mask is None else undrop(grad, mask, p)
 
 
-# Alpha dropout: x -> a (m x + (m - 1) floor + p floor) with a bool mask m, of the same mean and variance as x ~ N(0, 1).
+# Alpha dropout: x -> a (m x + (m - 1) floor + p floor) with a bool mask m has the mean and variance of x ~ N(0, 1).
 
 
 def slope(p):

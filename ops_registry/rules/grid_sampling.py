@@ -1,6 +1,7 @@
 """Sampling of images and volumes at the points of a grid.
 
-A sample is ``sum_k W_k(p) x[k]`` over the places ``k`` near its point ``p``, with weights ``W_k`` that are products of one weight a dimension.
+A sample is ``sum_k W_k(p) x[k]`` over the places ``k`` near its point ``p``. Each weight ``W_k`` is a product of one
+weight a dimension.
 """
 
 import itertools
@@ -33,7 +34,8 @@ def kernel(g, x, grid, modes, mask):
     return backward_kernel(g, x, grid, *modes, list(mask))
 
 
-# The kernel returns, with the sampler F(x, p), the gradients of <g, F(x, p)> by x and by p. Against cotangents v and a that is
+# With the sampler F(x, p), the kernel returns the gradients of <g, F(x, p)> by x and by p. Against cotangents v and a
+# that is
 #     S = <g, F(v, p)> + <g, dF(x, p)[a]>
 # whose first term has the gradients of the sampler itself. The second is written out below.
 
@@ -86,8 +88,9 @@ def directional(g, x, grid, a, modes):
 
 
 def axis_taps(points, size, interpolation, padding, align_corners):
-    """Along one dimension: how fast the place in the input moves with the point, and the places read, each as its index, whether it lies
-    inside, its weight and the weight's first and second derivative.
+    """Along one dimension: how fast the place in the input moves with the point, and the places read.
+
+    Each of these is its index, whether it lies inside, its weight, and the weight's first and second derivative.
     """
     scale = (size - 1) / 2 if align_corners else size / 2
     at = (points + 1) * scale if align_corners else (points + 1) * scale - 0.5

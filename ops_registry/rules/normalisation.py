@@ -1,20 +1,27 @@
-"""Normalisation by batch, instance, group, layer and root mean square.
+"""Normalisation by layer, group and root mean square, and what batch normalisation shares with them.
 
-All but the last are ``y = w x^ + b`` with ``x^ = (x - m) r``, where the mean ``m`` and ``r = 1 / sqrt(variance + eps)`` are taken over some
-dimensions. The fused kernels get ``m`` and ``r`` as arguments. Where backward is recorded itself, they are computed anew from the input,
-so that their own dependence on it is on record; the rules of the kernels then treat them as arguments like any other.
+All but the last are ``y = w x^ + b`` with ``x^ = (x - m) r``, where the mean ``m`` and ``r = 1 / sqrt(variance + eps)``
+are taken over some dimensions. The fused kernels get ``m`` and ``r`` as arguments. Where backward is recorded itself,
+they are computed anew from the input, so that their own dependence on it is on record; the rules of the kernels then
+treat them as arguments like any other.
 """
 
 import math
 
 import torch
 
-from ops_registry.errors import UnsupportedCallError
-from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.registry import backward
 from ops_registry.rules.helpers import conj
 from ops_registry.rules.kernels import per_result, total
 
 aten = torch.ops.aten
+
+
+BY = ("input", "weight", "bias")
+
+
+def all_but_channels(rank):
+    return [d for d in range(rank) if d != 1]
 
 
 def wide(x):
@@ -47,11 +54,12 @@ def through_statistics(x, mean, rstd, dims, by_mean, by_rstd):
 
 
 def cross(g, x, mean, rstd, weight, dims, cotangents, fixed=False):
-    """The gradients of a normalisation's backward kernel by ``g``, ``x``, ``weight``, ``mean`` and ``rstd``, all unsummed.
+    """The gradients of a normalisation's backward kernel by ``g``, ``x``, ``weight``, ``mean`` and ``rstd``, unsummed.
 
-    With h = w g, the kernel gives r (h - mean(h) - x^ mean(h x^)), the sum of g x^ and the sum of g. Against cotangents v, a, b:
+    With h = w g, the kernel gives r (h - mean(h) - x^ mean(h x^)), the sum of g x^ and the sum of g. Against cotangents
+    v, a, b that is
         S = r <v, h - mean(h) - x^ mean(h x^)> + <a, g x^> + <b, g>
-    whose first term is symmetric in v and h. Without the two means where the statistics are ``fixed``.
+    The first term is symmetric in v and h, and lacks both means where the statistics are ``fixed``.
     """
     v, a, b = cotangents
     offset = x - mean
@@ -75,147 +83,6 @@ def cross(g, x, mean, rstd, weight, dims, cotangents, fixed=False):
         return by_g, None, by_weight, None, by_rstd
     by_x = by_normal * rstd
     return by_g, by_x, by_weight, -by_x, total(by_rstd, by_normal * offset)
-
-
-# ---------------------------------------------------------------- batch
-
-
-def per_channel(value, rank):
-    """A tensor with one number a channel, for broadcasting against one with channels in dimension 1."""
-    return None if value is None else value.reshape(-1, *[1] * (rank - 2))
-
-
-def all_but_channels(rank):
-    return [d for d in range(rank) if d != 1]
-
-
-def forward_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
-    result, mean, invstd, reserve, implementation = torch._batch_norm_impl_index(
-        input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled
-    )
-    running = (None, None) if training else (running_mean, running_var)
-    extra = {"mean": mean, "invstd": invstd, "running": running, "reserve": reserve, "implementation": implementation}
-    return result, extra
-
-
-@backward(torch.batch_norm, wrt=("input", "weight", "bias"), forward=forward_batch_norm)
-def batch_norm(
-    grad, input, weight, weight_shape, bias_shape, running, mean, invstd, training, eps, reserve, implementation, needs
-):
-    if grad.numel() == 0:  # the kernel would crash
-        return grad, *(grad.new_zeros(s) if n else None for s, n in zip((weight_shape, bias_shape), needs[1:], strict=True))
-    if torch.is_grad_enabled() and training:
-        mean, invstd = recorded_statistics(input, all_but_channels(input.dim()), eps, mean)
-    return aten._batch_norm_impl_index_backward(
-        implementation, input, grad, weight, *running, mean, invstd, training, eps, list(needs), reserve
-    )
-
-
-def forward_native(func, mean_position, training_position):
-    """The forward of those forms of batch norm that return the statistics they used."""
-
-    def forward(*args):
-        result = func(*args)
-        training = training_position is None or args[training_position]
-        running = (None, None) if training or mean_position is None else args[mean_position : mean_position + 2]
-        return result, {"mean": result[1], "invstd": result[2], "running": running}
-
-    return forward
-
-
-def native_gradients(grad, input, weight, running, mean, invstd, training, eps, needs):
-    g, by_mean, by_invstd, *_ = grad
-    if input.numel() == 0:
-        raise UnsupportedCallError("the gradient of native batch norm of an empty tensor is not supported: use torch.batch_norm")
-    dims = all_but_channels(input.dim())
-    if torch.is_grad_enabled() and training:
-        mean, invstd = recorded_statistics(input, dims, eps, mean)
-    by_x = by_w = by_b = None
-    if g is not None:
-        by_x, by_w, by_b = aten.native_batch_norm_backward(
-            g, input, weight, *running, mean, invstd, training, eps, list(needs)
-        )
-    if needs[0] and training:
-        mean, invstd, *by = (per_channel(t, input.dim()) for t in (mean, invstd, by_mean, by_invstd))
-        by_x = total(by_x, through_statistics(input, mean, invstd, dims, *by))
-    return by_x, by_w, by_b
-
-
-BY = ("input", "weight", "bias")
-
-
-@backward(torch.native_batch_norm, wrt=BY, forward=forward_native(torch.native_batch_norm, 3, 5))
-@backward(
-    aten._native_batch_norm_legit.default, wrt=BY, forward=forward_native(aten._native_batch_norm_legit.default, 3, 5)
-)
-@backward(
-    aten._native_batch_norm_legit.no_stats,
-    wrt=BY,
-    forward=forward_native(aten._native_batch_norm_legit.no_stats, None, 3),
-)
-def native_batch_norm(grad, input, weight, running, mean, invstd, training, eps, needs):
-    return native_gradients(grad, input, weight, running, mean, invstd, training, eps, needs)
-
-
-@overloaded(aten._native_batch_norm_legit)
-def choose_batch_norm(input, weight, bias, running_mean, *rest, **named):
-    overload = aten._native_batch_norm_legit
-    return overload.no_stats if isinstance(running_mean, bool) else overload.default
-
-
-@backward(aten._batch_norm_with_update, wrt=BY, forward=forward_native(aten._batch_norm_with_update, 3, None))
-def batch_norm_with_update(grad, input, weight, running, mean, invstd, eps, needs):
-    return native_gradients(grad, input, weight, running, mean, invstd, True, eps, needs)
-
-
-def batch_norm_second(grads, g, x, weight, running, saved, train, eps, needs):
-    """The gradients of batch norm's backward kernel by ``g``, ``x``, ``weight`` and the statistics saved in training."""
-    rank, (mean, invstd) = x.dim(), saved
-    dims = all_but_channels(rank)
-    if not train:
-        mean, invstd = running[0], (running[1] + eps).rsqrt()
-    mean, invstd, weight, a, b = (per_channel(t, rank) for t in (mean, invstd, weight, *grads[1:]))
-    found = cross(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
-    by_g, by_x, *by_channel = (f if needed else None for f, needed in zip(found, needs, strict=True))
-    by_g = None if by_g is None else by_g.expand(x.shape)
-    return by_g, by_x, *(None if f is None else f.sum(dims) for f in by_channel)
-
-
-@backward(
-    aten._batch_norm_impl_index_backward, wrt=("grad_output", "input", "weight", "save_mean", "save_var_transform")
-)
-def batch_norm_impl_index_backward(
-    grad, grad_output, input, weight, running_mean, running_var, save_mean, save_var_transform, train, eps, output_mask, needs
-):
-    running, saved = (running_mean, running_var), (save_mean, save_var_transform)
-    return batch_norm_second(per_result(grad, output_mask), grad_output, input, weight, running, saved, train, eps, needs)
-
-
-@backward(aten.native_batch_norm_backward, wrt=("grad_out", "input", "weight", "save_mean", "save_invstd"))
-def native_batch_norm_backward(
-    grad, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, needs
-):
-    running, saved = (running_mean, running_var), (save_mean, save_invstd)
-    return batch_norm_second(per_result(grad, output_mask), grad_out, input, weight, running, saved, train, eps, needs)
-
-
-# ---------------------------------------------------------------- instance: batch norm with a channel for each sample and channel
-
-
-@decomposition(torch.instance_norm)
-def instance_norm(
-    input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
-):
-    samples, channels = input.shape[:2]
-    running = [None if r is None else r.repeat(samples) for r in (running_mean, running_var)]
-    weight, bias = (None if t is None else t.repeat(samples) for t in (weight, bias))
-    flat = input.contiguous().reshape(1, samples * channels, *input.shape[2:])
-    result = torch.batch_norm(flat, weight, bias, *running, use_input_stats, momentum, eps, cudnn_enabled)
-    if use_input_stats:
-        for statistic, updated in zip((running_mean, running_var), running, strict=True):
-            if statistic is not None:
-                statistic.copy_(updated.reshape(samples, channels).mean(0))
-    return result.reshape(input.shape)
 
 
 # ---------------------------------------------------------------- layer

@@ -162,3 +162,22 @@ def norm_except_dim(v, pow, dim):
     if dim == -1:
         return torch.linalg.vector_norm(v, pow)
     return torch.linalg.vector_norm(v, pow, tuple(d for d in range(v.dim()) if d != dim), True)
+
+
+@decomposition(torch.pairwise_distance)
+def pairwise_distance(x1, x2, p, eps, keepdim):
+    return torch.linalg.vector_norm(x1 - x2 + eps, p, -1, keepdim)
+
+
+@decomposition(torch.cosine_similarity)
+def cosine_similarity(x1, x2, dim, eps):
+    def unit(x):
+        return x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps)
+
+    return (unit(x1) * unit(x2)).sum(dim)
+
+
+@decomposition(torch._weight_norm)
+def weight_norm(v, g, dim):
+    """Directions ``v`` of length ``g``, the length taken over all dimensions but ``dim``."""
+    return v * (g / torch.norm_except_dim(v, 2, dim))

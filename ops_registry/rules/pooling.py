@@ -1,7 +1,7 @@
 """Pooling over windows: maximum, average, adaptive, fractional, and the inverse of maximum pooling.
 
-One dimension is two with a height of 1. The gradient of a maximum goes to the place that the forward pass chose, so where it goes does
-not change under differentiation: the gradient of the gradient is read at the same places.
+One dimension is two with a height of 1. The gradient of a maximum goes to the place that the forward pass chose, and
+the gradient of that gradient is read at the same places.
 """
 
 import math
@@ -174,7 +174,7 @@ def avg_pool3d_backward(grad, kernel_size, stride, padding, ceil_mode, count_inc
 
 
 def adaptive_average(grad, shape, n, kernel):
-    """The gradient of an average over ``n`` dimensions: a plain mean where there is one window, else that of ``kernel``."""
+    """The gradient of an average over ``n`` dimensions: that of a mean where there is one window, else ``kernel``'s."""
     if all(length == 1 for length in grad.shape[-n:]):
         return (grad / math.prod(shape[-n:])).expand(shape)
     return kernel(grad, blank(grad, shape))

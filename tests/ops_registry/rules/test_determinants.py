@@ -41,6 +41,7 @@ CASES = [
     case("cofactors", cofactors, rand(3, 3), torch_agrees=False),
     case("cofactors", cofactors, rand(2, 4, 4, dtype=C), torch_agrees=False, label="complex"),
     case("cofactors", cofactors, of_rank(4, 3), torch_agrees=False, label="rank-n-1"),
+    # The next derivative goes through the singular vectors, which two equal values (zeros) leave undetermined.
     case("cofactors", cofactors, of_rank(4, 2), torch_agrees=False, second=False, label="rank-n-2"),
     case("slogdet", lambda a: torch.slogdet(a)[1], rand(2, 3, 3)),
     case("slogdet", lambda a: torch.slogdet(a), rand(3, 3, dtype=C), label="complex"),
@@ -92,11 +93,10 @@ def test_second_derivative_of_a_2x2_determinant_is_the_same_everywhere(data: lis
 
 def test_third_derivative_of_a_determinant() -> None:
     x = tracer.track(rand(3, 3)(torch.device("cpu")), True)
-    grad = torch.linalg.det(x)
-    for direction in torch.eye(9, dtype=torch.float64).reshape(9, 3, 3)[[0, 4, 8]]:
-        (grad,) = torch.autograd.grad((grad * direction).sum() if grad.ndim else grad, x, create_graph=True)
-    # The determinant has the term x_00 x_11 x_22: grad is now the derivative by x_11 and x_22.
-    torch.testing.assert_close(plain(grad)[0, 0].item(), 1.0)
+    (first,) = torch.autograd.grad(torch.linalg.det(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[1, 1], x, create_graph=True)
+    (third,) = torch.autograd.grad(second[2, 2], x)
+    assert plain(third)[0, 0].item() == pytest.approx(1.0)  # the determinant has the term x_00 x_11 x_22
 
 
 def test_determinant_below_zero_has_no_logarithm_and_no_gradient() -> None:

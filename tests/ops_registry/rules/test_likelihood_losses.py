@@ -109,7 +109,6 @@ CASES = [
             rand(*(() if r else (3,))),
             rand(3, 4),
             label=str(r),
-            second=False,  # it is linear in g and does not depend on x
         )
         for r in (NONE, MEAN, SUM)
     ),
@@ -122,7 +121,6 @@ CASES = [
             rand(*(() if r else (1, 2, 2))),
             rand(1, 4, 2, 2),
             label=str(r),
-            second=False,
         )
         for r in (NONE, MEAN, SUM)
     ),
