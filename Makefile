@@ -20,9 +20,10 @@ check: $(VENV)/test $(VENV)/dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
-bench: $(VENV)/bench
+bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/per_op.py
 	$(BIN)/python benchmarks/networks.py
+	$(BIN)/python benchmarks/lifetimes.py
 
 # One stamp a set of extras: what is installed already is not installed again.
 $(VENV)/%: pyproject.toml constraints.txt

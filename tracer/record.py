@@ -124,17 +124,32 @@ def _with_native(
     kwargs: dict[str, Any] | None = None,
 ) -> Any:
     """A call with tensors of torch's own autograd among its inputs: torch must not record it a second time."""
-    result, extra = _run(rule, func, _without_history(args), _without_history(bound), _without_history(kwargs))
+    originals: dict[int, torch.Tensor] = {}
+    aliases: dict[int, torch.Tensor] = {}
+    args, bound_plain, kwargs = (_without_history(nest, aliases, originals) for nest in (args, bound, kwargs))
+    result, extra = _run(rule, func, args, bound_plain, kwargs)
+    if id(result) in originals:
+        return originals[id(result)]  # n.to(x) of the same dtype: torch hands n itself back
     return attach(rule, mask, parents, bound, result, extra)
 
 
-def _without_history(nest: Any) -> Any:
-    """A nest of arguments with plain aliases in place of the tensors that torch's autograd would record."""
+def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dict[int, torch.Tensor]) -> Any:
+    """A nest of arguments with plain aliases in place of the tensors that torch's autograd would record.
+
+    ``aliases`` gives the alias of a tensor by its id, ``originals`` the tensor of an alias by its id.
+    """
     if isinstance(nest, _PLAIN):
-        return plain_alias(nest) if type(nest) is not Tensor and nest.requires_grad else nest
+        if type(nest) is Tensor or not nest.requires_grad:
+            return nest
+        if id(nest) not in aliases:
+            aliases[id(nest)] = plain_alias(nest)
+            originals[id(aliases[id(nest)])] = nest
+        return aliases[id(nest)]
     if isinstance(nest, dict):
-        return {name: _without_history(value) for name, value in nest.items()}
-    return type(nest)([_without_history(value) for value in nest]) if type(nest) in (tuple, list) else nest
+        return {name: _without_history(value, aliases, originals) for name, value in nest.items()}
+    if type(nest) in (tuple, list):
+        return type(nest)([_without_history(value, aliases, originals) for value in nest])
+    return nest
 
 
 def _straight(rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound: tuple[Any, ...]) -> Any:

@@ -103,6 +103,8 @@ def batch_norm_second(grads, g, x, weight, running, saved, train, eps, needs):
         mean, invstd = running[0], (running[1] + eps).rsqrt()
     mean, invstd, weight, a, b = (per_channel(t, rank) for t in (mean, invstd, weight, *grads[1:]))
     found = cross(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
+    if not train:
+        needs = (*needs[:3], False, False)  # what was saved went unused
     by_g, by_x, *by_channel = (f if needed else None for f, needed in zip(found, needs, strict=True))
     by_g = None if by_g is None else by_g.expand(x.shape)
     return by_g, by_x, *(None if f is None else f.sum(dims) for f in by_channel)

@@ -5,6 +5,7 @@ the gradient of one operand is the Einstein sum of the result's gradient and the
 the operand itself lacks.
 """
 
+import functools
 import string
 
 import torch
@@ -69,6 +70,8 @@ def _spread(grad, kept, labels, shape):
     Along labels that were summed out of that operand alone the gradient is constant; off a diagonal (a repeated label)
     it is zero.
     """
+    if kept == labels and grad.shape == shape:
+        return grad
     distinct = "".join(dict.fromkeys(labels))
     sizes = dict(zip(labels, shape, strict=True))
     for axis, label in enumerate(distinct):
@@ -90,7 +93,7 @@ def _spread(grad, kept, labels, shape):
 
 @decomposition(einsum)
 def einsum_many(equation, tensors, path):
-    operands, result = explicit_labels(equation, [t.ndim for t in tensors])
+    operands, result = explicit_labels(equation, tuple([t.ndim for t in tensors]))
     if len(tensors) == 1:
         return einsum_one(f"{operands[0]}->{result}", tensors[0])
     remaining = list(zip(operands, tensors, strict=True))
@@ -105,10 +108,11 @@ def einsum_many(equation, tensors, path):
     return remaining[0][1]
 
 
+@functools.lru_cache
 def explicit_labels(equation, ranks):
     """The labels of each operand and of the result, with the ellipses spelled out and an implicit result made explicit.
 
-    ``explicit_labels("...ij, ...jk", [3, 2])`` is ``(["aij", "jk"], "aik")``.
+    ``explicit_labels("...ij, ...jk", (3, 2))`` is ``(["aij", "jk"], "aik")``.
     """
     left, arrow, right = equation.replace(" ", "").partition("->")
     terms = left.split(",")

@@ -212,4 +212,6 @@ def cond(input, p):
         values = torch.linalg.svdvals(input)
         largest, smallest = values[..., 0], values[..., -1]
         return smallest / largest if p == -2 else largest / smallest
-    return torch.linalg.matrix_norm(input, p) * torch.linalg.matrix_norm(torch.linalg.inv_ex(input)[0], p)
+    inverse, failed = torch.linalg.inv_ex(input)
+    inverse = torch.where((failed > 0)[..., None, None], torch.inf, inverse)
+    return torch.linalg.matrix_norm(input, p) * torch.linalg.matrix_norm(inverse, p)

@@ -141,10 +141,10 @@ def layer_norm_bias(grad):
 # ---------------------------------------------------------------- group
 
 
-def aligned(g, x):
+def aligned(g, x, channels_last_works):
     """``g`` and ``x`` in one memory layout, which the kernel takes for granted."""
     form = torch.contiguous_format
-    if x.device.type == "cpu" and x.dim() in (4, 5):
+    if channels_last_works and x.device.type == "cpu" and x.dim() in (4, 5):
         channels_last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
         form = channels_last if x.is_contiguous(memory_format=channels_last) else form
     return g.contiguous(memory_format=form), x.contiguous(memory_format=form)
@@ -161,7 +161,7 @@ def group_gradients(g, x, groups, weight, mean, rstd, needs):
     mask = [needs[0], needs[1], needs[2] and weight is not None]
     by_x = by_w = by_b = None
     if any(mask):
-        g, x = aligned(g, x)
+        g, x = aligned(g, x, mask[0])  # without the gradient of its input it crashes on channels last
         by_x, by_w, by_b = aten.native_group_norm_backward(
             g, x, mean, rstd, weight, samples, channels, places, groups, mask
         )

@@ -78,16 +78,16 @@ IN_PLACE: list[tuple[str, Callable[..., torch.Tensor]]] = [
 
 #: torch has no second derivative of hardsigmoid; a test of its own has.
 HARDSIGMOID = [
-    case("hardsigmoid", lambda x: F.hardsigmoid(x * 2), rand(*shape), label=str(shape), second=False)
+    case("hardsigmoid", lambda x: F.hardsigmoid(x * 2), rand(*shape), label=str(shape), second="differences")
     for shape in [(3, 4), (), (0, 3), (1, 2, 1, 3, 2)]
 ]
 
 CASES = [
     *HARDSIGMOID,
-    case("hardsigmoid", lambda x: F.hardsigmoid(x * 2, inplace=True), rand(3, 4), label="in-place", second=False),
-    case("hardsigmoid", lambda x: F.hardsigmoid(x.t()), rand(3, 4), label="transposed", second=False),
+    case("hardsigmoid", lambda x: F.hardsigmoid(x * 2, inplace=True), rand(3, 4), label="in-place", second="differences"),
+    case("hardsigmoid", lambda x: F.hardsigmoid(x.t()), rand(3, 4), label="transposed", second="differences"),
     # torch rounds 1 / alpha to float32 in the gradient of celu: central differences decide where that is not exact.
-    case("celu", lambda x: F.celu(x, alpha=0.6), rand(3, 4), label="inexact-alpha", second=False, torch_agrees=False),
+    case("celu", lambda x: F.celu(x, alpha=0.6), rand(3, 4), label="inexact-alpha", second="differences", torch_agrees=False),
     *(case(name, f, rand(3, 4), label=label) for name, label, f in ACTIVATIONS),
     *(case(name, f, rand(1, 2, 1, 3, 2), label=f"rank-5-{label}") for name, label, f in ACTIVATIONS),
     *(case(name, lambda x, f=f: f(x.t()), rand(3, 4), label=f"transposed-{label}") for name, label, f in ACTIVATIONS),
@@ -99,7 +99,7 @@ CASES = [
     *(case(name, f, rand(0, 3), label=f"empty-{label}") for name, label, f in ACTIVATIONS),
     *(case(name, lambda x, f=f: f(x * 1.5), rand(3, 4), label="in-place") for name, f in IN_PLACE),
     # torch has no gradient for a complex silu: central differences decide.
-    case("silu", F.silu, rand(3, dtype=torch.complex128), label="complex", second=False, torch_agrees=False),
+    case("silu", F.silu, rand(3, dtype=torch.complex128), label="complex", second="differences", torch_agrees=False),
     case("prelu", F.prelu, rand(3, 4), rand(1), label="one-weight"),
     case("prelu", F.prelu, rand(3, 4), rand(), label="0-d-weight"),
     case("prelu", F.prelu, rand(3, 4), rand(4), label="one-per-channel"),
@@ -131,7 +131,7 @@ CASES = [
         lambda g, x: aten.hardsigmoid_backward(g, x * 2),
         rand(3, 4),
         rand(3, 4, seed=1),
-        second=False,
+        second="differences",
         torch_agrees=False,  # torch cannot differentiate it
     ),
     case("hardshrink_backward", lambda g, x: aten.hardshrink_backward(g, x, 0.5), rand(3, 4), rand(3, 4, seed=1)),
@@ -153,7 +153,7 @@ CASES = [
         label="tanh",
     ),
     # torch differentiates the gradients of silu and mish, not the kernels.
-    case("silu_backward", aten.silu_backward, rand(3, 4), rand(3, 4, seed=1), second=False, torch_agrees=False),
+    case("silu_backward", aten.silu_backward, rand(3, 4), rand(3, 4, seed=1), second="differences", torch_agrees=False),
     case("silu_backward", gradient_of(F.silu), rand(3, 4), rand(3, 4, seed=1), label="twice", **THROUGH_GRADIENT),
     case("mish_backward", gradient_of(F.mish), rand(3, 4), rand(3, 4, seed=1), label="twice", **THROUGH_GRADIENT),
     case(
@@ -162,10 +162,10 @@ CASES = [
         rand(3, dtype=torch.complex128),
         rand(3, dtype=torch.complex128, seed=1),
         label="complex",
-        second=False,
+        second="differences",
         torch_agrees=False,
     ),
-    case("mish_backward", aten.mish_backward, rand(3, 4), rand(3, 4, seed=1), second=False, torch_agrees=False),
+    case("mish_backward", aten.mish_backward, rand(3, 4), rand(3, 4, seed=1), second="differences", torch_agrees=False),
     case("softplus_backward", lambda g, x: aten.softplus_backward(g, x, 3, 2), rand(3, 4), rand(3, 4, seed=1)),
     case(
         "log_sigmoid_backward",
@@ -182,7 +182,7 @@ CASES = [
         rand(3, 4),
         rand(3, 4, seed=1),
         rand(3, 1),
-        second=False,  # torch has no derivative of its double backward
+        second="differences",  # torch has no derivative of its double backward
     ),
 ]
 

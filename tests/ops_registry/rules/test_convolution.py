@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.checking import Case, case, cotangents, plain, rand, run_case, values
 
 import tracer
-from support.checking import Case, case, cotangents, plain, rand, run_case, values
 
 C128 = torch.complex128
 aten = torch.ops.aten
@@ -42,7 +42,14 @@ CASES = [
         rand(6),
         label="keywords",
     ),
-    case("conv2d", lambda x, w, b: torch.conv2d(x, w, b, 2, 1), rand(4, 6, 7), rand(2, 4, 3, 2), rand(2), label="unbatched"),
+    case(
+        "conv2d",
+        lambda x, w, b: torch.conv2d(x, w, b, 2, 1),
+        rand(4, 6, 7),
+        rand(2, 4, 3, 2),
+        rand(2),
+        label="unbatched",
+    ),
     case("conv2d", lambda x, w: torch.conv2d(x, w, groups=3), rand(2, 3, 4, 4), rand(6, 1, 3, 3), label="depthwise"),
     case(
         "conv2d",
@@ -52,7 +59,13 @@ CASES = [
         rand(4),
         label="same-odd-total",
     ),
-    case("conv2d", lambda x, w: torch.conv2d(x, w, padding="same"), rand(3, 5, 6), rand(4, 3, 3, 4), label="same-unbatched"),
+    case(
+        "conv2d",
+        lambda x, w: torch.conv2d(x, w, padding="same"),
+        rand(3, 5, 6),
+        rand(4, 3, 3, 4),
+        label="same-unbatched",
+    ),
     case("conv2d", lambda x, w: torch.conv2d(x, w, padding="valid"), rand(2, 3, 5, 6), rand(4, 3, 3, 2), label="valid"),
     case("conv2d", torch.conv2d, rand(0, 3, 5, 6), rand(4, 3, 3, 2), rand(4), label="empty-batch"),
     case("conv2d", from_expanded(torch.conv2d), rand(1, 3, 6, 5), rand(4, 3, 3, 2), label="expanded-transposed"),
@@ -66,8 +79,16 @@ CASES = [
     ),
     case("conv2d", torch.conv2d, rand(3, 5, 6, dtype=C128), rand(2, 3, 3, 2, dtype=C128), label="complex-unbatched"),
     case("conv3d", lambda x, w, b: torch.conv3d(x, w, b, 2, 1), rand(2, 2, 4, 5, 4), rand(3, 2, 3, 2, 3), rand(3)),
-    case("conv3d", lambda x, w: torch.conv3d(x, w, padding="same"), rand(2, 3, 4, 3), rand(2, 2, 2, 3, 2), label="same"),
-    case("conv_transpose1d", lambda x, w, b: torch.conv_transpose1d(x, w, b, 2, 1, 1), rand(2, 3, 5), rand(3, 4, 3), rand(4)),
+    case(
+        "conv3d", lambda x, w: torch.conv3d(x, w, padding="same"), rand(2, 3, 4, 3), rand(2, 2, 2, 3, 2), label="same"
+    ),
+    case(
+        "conv_transpose1d",
+        lambda x, w, b: torch.conv_transpose1d(x, w, b, 2, 1, 1),
+        rand(2, 3, 5),
+        rand(3, 4, 3),
+        rand(4),
+    ),
     case(
         "conv_transpose2d",
         lambda x, w, b: torch.conv_transpose2d(x, w, b, (2, 3), 1, (1, 2), groups=2, dilation=(2, 1)),
@@ -83,7 +104,13 @@ CASES = [
         rand(2, 2, 2, 2, dtype=C128),
         label="complex",
     ),
-    case("conv_transpose3d", lambda x, w, b: torch.conv_transpose3d(x, w, b, 2), rand(1, 2, 3, 2, 3), rand(2, 3, 2, 2, 2), rand(3)),
+    case(
+        "conv_transpose3d",
+        lambda x, w, b: torch.conv_transpose3d(x, w, b, 2),
+        rand(1, 2, 3, 2, 3),
+        rand(2, 3, 2, 2, 2),
+        rand(3),
+    ),
     case(
         "convolution",
         lambda x, w, b: torch.convolution(x, w, b, [2, 1], [1, 0], [1, 2], False, [0, 0], 1),
@@ -123,10 +150,38 @@ CASES = [
         rand(3, 4, 3, 2),
         label="transposed",
     ),
-    case("convolution_backward", kernel([True, False, False]), rand(2, 4, 3, 4), rand(2, 3, 7, 8), rand(4, 3, 3, 2), label="input"),
-    case("convolution_backward", kernel([False, True, False]), rand(2, 4, 3, 4), rand(2, 3, 7, 8), rand(4, 3, 3, 2), label="weight"),
-    case("convolution_backward", kernel([False, False, True]), rand(2, 4, 3, 4), rand(2, 3, 7, 8), rand(4, 3, 3, 2), label="bias"),
-    case("convolution_backward", kernel([False, True, True]), rand(2, 4, 3, 4), rand(2, 3, 7, 8), rand(4, 3, 3, 2), label="two"),
+    case(
+        "convolution_backward",
+        kernel([True, False, False]),
+        rand(2, 4, 3, 4),
+        rand(2, 3, 7, 8),
+        rand(4, 3, 3, 2),
+        label="input",
+    ),
+    case(
+        "convolution_backward",
+        kernel([False, True, False]),
+        rand(2, 4, 3, 4),
+        rand(2, 3, 7, 8),
+        rand(4, 3, 3, 2),
+        label="weight",
+    ),
+    case(
+        "convolution_backward",
+        kernel([False, False, True]),
+        rand(2, 4, 3, 4),
+        rand(2, 3, 7, 8),
+        rand(4, 3, 3, 2),
+        label="bias",
+    ),
+    case(
+        "convolution_backward",
+        kernel([False, True, True]),
+        rand(2, 4, 3, 4),
+        rand(2, 3, 7, 8),
+        rand(4, 3, 3, 2),
+        label="two",
+    ),
 ]
 
 
@@ -136,7 +191,9 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_gradients_in_low_precision_have_the_dtype_and_values_of_torch(dtype: torch.dtype, device: torch.device) -> None:
+def test_gradients_in_low_precision_have_the_dtype_and_values_of_torch(
+    dtype: torch.dtype, device: torch.device
+) -> None:
     x, w, b = (rand(*s, dtype=dtype)(device) for s in ((2, 3, 8, 8), (4, 3, 3, 3), (4,)))
     ours = [tracer.track(t.clone(), True) for t in (x, w, b)]
     native = [t.clone().requires_grad_() for t in (x, w, b)]

@@ -192,15 +192,15 @@ def test_random_equations(terms: list[str], narrow: set[int], data: st.DataObjec
 
 
 def test_labels_of_an_ellipsis_are_aligned_at_the_right() -> None:
-    assert explicit_labels("...ij,...jk", [4, 3]) == (["abij", "bjk"], "abik")
+    assert explicit_labels("...ij,...jk", (4, 3)) == (["abij", "bjk"], "abik")
 
 
 def test_labels_of_an_implicit_result_are_sorted() -> None:
-    assert explicit_labels("Zb,bA", [2, 2]) == (["Zb", "bA"], "AZ")
+    assert explicit_labels("Zb,bA", (2, 2)) == (["Zb", "bA"], "AZ")
 
 
 def test_ellipsis_that_is_not_in_the_result_is_summed() -> None:
-    assert explicit_labels("...i->i", [3]) == (["abi"], "i")
+    assert explicit_labels("...i->i", (3,)) == (["abi"], "i")
 
 
 def test_too_few_labels_for_an_operand_are_an_error() -> None:
@@ -215,7 +215,7 @@ def test_wrong_number_of_operands_is_an_error() -> None:
 
 def test_more_axes_than_letters_are_refused() -> None:
     with pytest.raises(UnsupportedCallError, match="more than 52 labels"):
-        explicit_labels(f"...{string.ascii_letters}", [53])
+        explicit_labels(f"...{string.ascii_letters}", (53,))
 
 
 def test_product_with_a_constant_keeps_the_constant_alone(device: torch.device) -> None:

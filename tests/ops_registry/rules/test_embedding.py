@@ -59,13 +59,13 @@ CASES = [
         "embedding",
         lambda w: F.embedding(long(w, [1, 0, 1]), w, scale_grad_by_freq=True),
         rand(4, 3),
-        second=False,
+        second="differences",
         differences=False,
         label="scaled",
     ),
     case("embedding", lambda w: torch.embedding(w, long(w, 2)) ** 2, rand(4, 3), label="0-d-index"),
     # torch's second derivative fails to reshape nothing.
-    case("embedding", lambda w: torch.embedding(w, long(w, [])) ** 2, rand(4, 3), second=False, label="nothing"),
+    case("embedding", lambda w: torch.embedding(w, long(w, [])) ** 2, rand(4, 3), second="differences", label="nothing"),
     case("embedding", lambda w: torch.embedding(w.t(), indices=long(w, [2, 2])) ** 2, rand(4, 3), label="transposed"),
     case("embedding", lambda w: torch.embedding(w, long(w, [[[[1], [1]]]])) ** 2, rand(4, 3), label="rank-5"),
     case("embedding_dense_backward", dense_backward(-1, False), rand(2, 2, 3)),
@@ -75,29 +75,29 @@ CASES = [
         dense_backward(-1, True),
         rand(2, 2, 3),
         torch_agrees=False,
-        second=False,
+        second="differences",
         label="scaled",
     ),
     # torch has no second derivative of embedding_bag.
-    *[case("embedding_bag", bag(m), rand(5, 3), second=False, label=f"mode-{m}") for m in range(3)],
+    *[case("embedding_bag", bag(m), rand(5, 3), second="differences", label=f"mode-{m}") for m in range(3)],
     *[
-        case("embedding_bag", bag(m, padding_idx=1), rand(5, 3), second=False, label=f"padding-mode-{m}")
+        case("embedding_bag", bag(m, padding_idx=1), rand(5, 3), second="differences", label=f"padding-mode-{m}")
         for m in range(3)
     ],
     case(
         "embedding_bag",
         bag(0, offsets=(0, 2, 5), include_last_offset=True),
         rand(5, 3),
-        second=False,
+        second="differences",
         label="last-offset",
     ),
-    case("embedding_bag", bag(0), rand(5, 3), rand(5), second=False, label="weights"),
-    case("embedding_bag", bag(0, padding_idx=1), rand(5, 3), rand(5), second=False, label="weights-padding"),
+    case("embedding_bag", bag(0), rand(5, 3), rand(5), second="differences", label="weights"),
+    case("embedding_bag", bag(0, padding_idx=1), rand(5, 3), rand(5), second="differences", label="weights-padding"),
     case(
         "embedding_bag",
         lambda w: F.embedding_bag(long(w, [[0, 1, 1], [3, 4, 3]]), w, mode="mean"),
         rand(5, 3),
-        second=False,
+        second="differences",
         label="rows",
     ),
 ]

@@ -52,7 +52,7 @@ CASES = [
             rand(4),
             label=f"C-level-broadcast-{r}",
             torch_agrees=False,
-            second=False,
+            second="differences",
         )
         for name, f in C_DIFFERENCE
         for r in (NONE, MEAN, SUM)

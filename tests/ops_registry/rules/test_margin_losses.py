@@ -71,15 +71,15 @@ CASES = [
             lambda x, r=r, p=p, w=w: F.multi_margin_loss(x, hard(x), p, 0.8, w and class_weights(x), reduction=r),
             rand(3, 4),
             label=f"{r}-{p}{'-weights' if w else ''}",
-            second=False,
+            second="differences",
         )
         for r in REDUCTIONS
         for p in (1, 2)
         for w in (None, True)
     ),
-    case("multi_margin_loss", lambda x: F.multi_margin_loss(x, indices(2)(x)), rand(4), label="1-d", second=False),
+    case("multi_margin_loss", lambda x: F.multi_margin_loss(x, indices(2)(x)), rand(4), label="1-d", second="differences"),
     case(
-        "multi_margin_loss", lambda x: F.multi_margin_loss(x.t(), hard(x)), rand(4, 3), label="transposed", second=False
+        "multi_margin_loss", lambda x: F.multi_margin_loss(x.t(), hard(x)), rand(4, 3), label="transposed", second="differences"
     ),
     *(
         case(
@@ -88,7 +88,7 @@ CASES = [
             rand(*(() if r else (3,))),
             rand(3, 4),
             label=f"{r}-{p}{'-weights' if w else ''}",
-            second=False,
+            second="differences",
             torch_agrees=False,
         )
         for r in (NONE, MEAN, SUM)
@@ -101,7 +101,7 @@ CASES = [
             lambda x, r=r: F.multilabel_margin_loss(x, labels(x), reduction=r),
             rand(3, 4),
             label=r,
-            second=False,
+            second="differences",
         )
         for r in REDUCTIONS
     ),
@@ -110,14 +110,14 @@ CASES = [
         lambda x: F.multilabel_margin_loss(x, indices([2, 0, -1, 1])(x)),
         rand(4),
         label="1-d",
-        second=False,
+        second="differences",
     ),
     case(
         "multilabel_margin_loss",
         lambda x: F.multilabel_margin_loss(x.t(), labels(x)),
         rand(4, 3),
         label="transposed",
-        second=False,
+        second="differences",
     ),
     *(
         case(
@@ -128,7 +128,7 @@ CASES = [
             rand(*(() if r else (3,))),
             rand(3, 4),
             label=str(r),
-            second=False,
+            second="differences",
             torch_agrees=False,
         )
         for r in (NONE, MEAN, SUM)

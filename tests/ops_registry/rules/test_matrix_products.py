@@ -186,7 +186,8 @@ def test_matmul_of_any_broadcastable_batches(left: list[int], right: list[int], 
         if left[-i] != right[-i]:
             left[-i] = 1
     run_case(
-        case("matmul", torch.matmul, rand(*left, m, k), rand(*right, k, n, seed=1), second=False), torch.device("cpu")
+        case("matmul", torch.matmul, rand(*left, m, k), rand(*right, k, n, seed=1), second="differences"),
+        torch.device("cpu"),
     )
 
 

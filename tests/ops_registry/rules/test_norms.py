@@ -137,11 +137,11 @@ CASES = [
             rand(3, 2),
             rand(4, 2, seed=1),
             label=f"order-{p}",
-            second=False,
+            second="differences",
         )
         for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF)
     ),
-    case("cdist", torch.cdist, rand(2, 1, 3, 2), rand(2, 4, 2, seed=1), label="batches-broadcast", second=False),
+    case("cdist", torch.cdist, rand(2, 1, 3, 2), rand(2, 4, 2, seed=1), label="batches-broadcast", second="differences"),
     case("cdist", torch.cdist, rand(30, 2), rand(26, 2, seed=1), label="many"),
     case(
         "cdist",
@@ -156,10 +156,10 @@ CASES = [
         rand(2, 3),
         rand(2, 4, seed=1),
         label="transposed",
-        second=False,
+        second="differences",
     ),
-    case("cdist", torch.cdist, rand(0, 2), rand(4, 2, seed=1), label="empty", second=False),
-    case("cdist", torch.cdist, rand(3, 0), rand(4, 0, seed=1), label="no-coordinates", second=False),
+    case("cdist", torch.cdist, rand(0, 2), rand(4, 2, seed=1), label="empty", second="differences"),
+    case("cdist", torch.cdist, rand(3, 0), rand(4, 0, seed=1), label="no-coordinates", second="differences"),
     *(
         case("norm_except_dim", lambda x, d=d: torch.norm_except_dim(x, 2, d), rand(3, 4, 2), label=f"dim-{d}")
         for d in (-1, 0, 1, 2)

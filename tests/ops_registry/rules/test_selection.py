@@ -77,7 +77,7 @@ CASES = [
         "bincount",
         lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5),
         rand(3),
-        second=False,
+        second="differences",
         torch_agrees=False,
     ),
 ]

@@ -49,7 +49,7 @@ CASES = [
             rand(),
             label="0-d",
             differences=False,
-            second=False,
+            second="differences",
         )
         for op in OPS
     ),

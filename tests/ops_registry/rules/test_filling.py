@@ -1,0 +1,64 @@
+"""Rules of ``ops_registry/rules/filling.py``: what was there before has no influence any more."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import tracer
+from support.checking import Case, case, rand, run_case
+
+
+def filled(name: str, *args: object):
+    """An op that overwrites a copy of its input, beside a term that keeps the input in the result."""
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        getattr(y, name)(*args)
+        return y * x
+
+    return run
+
+
+RANDOM = {
+    "normal_": (),
+    "uniform_": (),
+    "random_": (5,),
+    "cauchy_": (),
+    "exponential_": (),
+    "geometric_": (0.3,),
+    "log_normal_": (),
+}
+
+CASES = [
+    case("zero_", filled("zero_"), rand(3, 4)),
+    case("fill_", filled("fill_", 3.0), rand(3, 4), label="number"),
+    case("fill_", lambda x, v: (x * 2).fill_(v * v) * x, rand(3, 4), rand(), label="tensor"),
+    case("fill_", lambda x, v: (x * 2).fill_(v) * x, rand(0, 4), rand(), label="empty"),
+    case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(3, 4)),
+    case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(4), label="broadcast"),
+    case("copy_", lambda x, v: (x * 2).copy_(v) * x, rand(3), rand(3, dtype=torch.float32), label="dtype", differences=False, rtol=1e-6),
+    case("copy_", lambda x, v: ((x * 2).copy_(v) * x).abs(), rand(3, dtype=torch.complex128), rand(3), label="real-into-complex"),
+    *(case(name, filled(name, *args), rand(3, 4)) for name, args in RANDOM.items()),
+    case("bernoulli", lambda x: torch.bernoulli(x) * x, rand(3, 4, low=0.1, high=0.9), differences=False),
+    case("bernoulli", filled("bernoulli_", 0.4), rand(3, 4), label="in-place"),
+]
+
+
+@pytest.mark.parametrize("c", CASES, ids=str)
+def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
+    run_case(c, device)
+
+
+def test_a_plain_tensor_becomes_tracked_by_a_copy_into_it() -> None:
+    x, out = tracer.tensor([1.0, 2.0], requires_grad=True), torch.zeros(2)
+    out.copy_(x * 3)
+    out.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0, 3.0]
+
+
+def test_initialisers_of_torch_write_leaves() -> None:
+    x = tracer.tensor(torch.zeros(20, 20), requires_grad=True)
+    torch.nn.init.kaiming_uniform_(x)
+    torch.nn.init.constant_(x, 2.0)
+    assert x.is_leaf and x.requires_grad and (x == 2).all()
