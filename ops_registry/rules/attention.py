@@ -61,16 +61,32 @@ def attention_weights(query, key, mask, is_causal, s):
 
 
 def takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
-    """Whether torch would take its fused kernel for the CPU. That kernel gives no gradient of the mask."""
-    if query.device.type != "cpu" or (mask is not None and (mask.requires_grad or mask.dtype != query.dtype)):
+    """Whether torch would take its fused kernel for the CPU, where no gradient of the mask is wanted."""
+    if query.device.type != "cpu" or (mask is not None and mask.dtype != query.dtype):
         return False
     choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return choice == SDPBackend.FLASH_ATTENTION.value
 
 
 def forward_attention(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa):
+    device = query.device.type
+    options = dropout_p, is_causal, scale, enable_gqa, attn_mask is None or not attn_mask.requires_grad
+    if not torch.is_autocast_enabled(device):
+        return attend(query, key, value, attn_mask, *options)
+    dtype = torch.get_autocast_dtype(device)
+    with torch.autocast(device, enabled=False):
+        return attend(*(cast(x, dtype) for x in (query, key, value, attn_mask)), *options)
+
+
+def cast(x, dtype):
+    """What autocast makes of an argument."""
+    return x if x is None or not x.is_floating_point() or x.dtype == torch.double else x.to(dtype)
+
+
+def attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fused):
+    """``O``, and what the rule needs beside the arguments; ``fused``: the fused kernel gives all gradients wanted."""
     mask = additive(attn_mask, query.dtype)
-    if takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
+    if fused and takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
         result, logsumexp = flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
         return result, {"output": result, "logsumexp": logsumexp, "weights": None, "kept": None}
     if is_causal and attn_mask is not None:
@@ -95,6 +111,8 @@ def scaled_dot_product_attention(
     grad, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, output, logsumexp, weights, kept, needs
 ):
     """dV = drop(P)^T G and dP = undrop(G V^T), from which dZ by softmax; dQ = s dZ K and dK = s dZ^T Q."""
+    if query.dtype != grad.dtype:  # cast by autocast
+        query, key, value, attn_mask = (cast(x, grad.dtype) for x in (query, key, value, attn_mask))
     if weights is None:
         mask = additive(attn_mask, query.dtype)
         gradients = flash_backward(

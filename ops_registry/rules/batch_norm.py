@@ -3,7 +3,7 @@
 import torch
 
 from ops_registry.errors import UnsupportedCallError
-from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.registry import backward, overloaded
 from ops_registry.rules.kernels import per_result, total
 from ops_registry.rules.normalisation import BY, all_but_channels, cross, recorded_statistics, through_statistics
 
@@ -144,15 +144,47 @@ def native_batch_norm_backward(
 # Instance norm is the batch norm of one sample that has the channels of all.
 
 
-@decomposition(torch.instance_norm)
-def instance_norm(input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled):
-    samples, channels = input.shape[:2]
-    running = [None if r is None else r.repeat(samples) for r in (running_mean, running_var)]
-    weight, bias = (None if t is None else t.repeat(samples) for t in (weight, bias))
-    flat = input.contiguous().reshape(1, samples * channels, *input.shape[2:])
-    result = torch.batch_norm(flat, weight, bias, *running, use_input_stats, momentum, eps, cudnn_enabled)
+def as_one_sample(x):
+    return x.contiguous().reshape(1, -1, *x.shape[2:])
+
+
+def repeated(samples, *per_channel):
+    return tuple(None if t is None else t.repeat(samples) for t in per_channel)
+
+
+def forward_instance_norm(
+    input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
+):
+    samples = input.shape[0]
+    weight, bias, *running = repeated(samples, weight, bias, running_mean, running_var)
+    result, extra = forward_batch_norm(
+        as_one_sample(input), weight, bias, *running, use_input_stats, momentum, eps, cudnn_enabled
+    )
     if use_input_stats:
         for statistic, updated in zip((running_mean, running_var), running, strict=True):
             if statistic is not None:
-                statistic.copy_(updated.reshape(samples, channels).mean(0))
-    return result.reshape(input.shape)
+                statistic.copy_(updated.reshape(samples, -1).mean(0))
+    return result.reshape(input.shape), extra
+
+
+@backward(torch.instance_norm, wrt=BY, forward=forward_instance_norm)
+def instance_norm(grad, input, weight, running, mean, invstd, use_input_stats, eps, reserve, implementation, needs):
+    samples = input.shape[0]
+    (weight,) = repeated(samples, weight)
+    shapes = [(input.shape[0] * input.shape[1],)] * 2
+    by_x, *by_channel = batch_norm(
+        as_one_sample(grad),
+        as_one_sample(input),
+        weight,
+        *shapes,
+        running,
+        mean,
+        invstd,
+        use_input_stats,
+        eps,
+        reserve,
+        implementation,
+        needs,
+    )
+    by_w, by_b = (None if t is None else t.reshape(samples, -1).sum(0) for t in by_channel)
+    return None if by_x is None else by_x.reshape(input.shape), by_w, by_b

@@ -7,7 +7,7 @@ three arguments, and so is every gradient of a gradient.
 import torch
 
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.kernels import per_result, total
+from ops_registry.rules.kernels import in_dtype_of, per_result, total
 
 BY_X = [True, False, False]
 BY_W = [False, True, False]
@@ -42,6 +42,7 @@ def complex_kernel(g, x, w, geometry, mask):
 
 def gradients(g, x, w, bias_shape, geometry, needs):
     """The gradients of one convolution; its input may lack the batch dimension."""
+    x, w = in_dtype_of(g, x, w)
     unbatched = x.dim() < w.dim()
     if unbatched:
         g, x = g.unsqueeze(0), x.unsqueeze(0)

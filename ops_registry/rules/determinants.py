@@ -6,6 +6,7 @@ The derivative of det is the matrix of cofactors. Every matrix has one: nothing 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
+from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
 from ops_registry.rules.helpers import conj
 
@@ -34,18 +35,53 @@ def cofactors(matrix):
 
 @backward(cofactors, wrt="matrix")
 def cofactors_matrix(grad, matrix):
-    # With A = U S Vᴴ the adjugate is φ V adj(S) Uᴴ, φ = det U det Vᴴ. At a diagonal S, in direction E, adj moves by
-    # -P_ij E_ij off the diagonal and by Σ_k P_ik E_kk on it; P_ij is the product of all singular values but two.
+    return moved_cofactors(matrix, grad)
+
+
+def moved_cofactors(matrix, direction):
+    """How the cofactors move with A: <moved_cofactors(A, E), F> is the second derivative of det at A along E and F.
+
+    With A = U S Vᴴ the adjugate is φ V adj(S) Uᴴ, φ = det U det Vᴴ. At a diagonal S, in direction E, adj moves by
+    -P_ij E_ij off the diagonal and by Σ_k P_ik E_kk on it; P_ij is the product of all singular values but two.
+    """
+    if has_torch_function((matrix, direction)):
+        return handle_torch_function(moved_cofactors, (matrix, direction), matrix, direction)
     if matrix.numel() == 0:
         return torch.zeros_like(matrix)
     U, S, Vh = torch.linalg.svd(matrix)
     phase = torch.linalg.det(U) * torch.linalg.det(Vh)
     P = products_without_two(S)
-    W = conj(phase)[..., None, None] * (U.mH @ grad @ Vh.mH).mH
+    W = conj(phase)[..., None, None] * (U.mH @ direction @ Vh.mH).mH
     diagonal = W.diagonal(dim1=-2, dim2=-1)
     on = (P.to(W.dtype) @ diagonal.unsqueeze(-1)).squeeze(-1)
     off = -P * (W - torch.diag_embed(diagonal))
     return U @ (off + torch.diag_embed(on)) @ Vh
+
+
+@backward(moved_cofactors, wrt="direction")
+def moved_cofactors_direction(grad, matrix):
+    return moved_cofactors(matrix, grad)  # a second derivative is symmetric
+
+
+@backward(moved_cofactors, wrt="matrix")
+def moved_cofactors_matrix(grad, matrix, direction):
+    # With B = A⁻¹ the second derivative is det A (tr BE tr BF - tr BEBF). Its derivative loses twice the digits that
+    # the condition number takes, all of them at a singular matrix.
+    limit = torch.finfo(matrix.dtype).eps ** (-1 / 3)
+    if not (torch.linalg.cond(matrix.detach()) <= limit).all():  # of a zero matrix it is nan
+        raise UnsupportedCallError(
+            f"det: its third derivative needs a matrix whose condition number is below {limit:.0f}"
+        )
+    B = torch.linalg.inv(matrix)
+    BE, BF = B @ direction, B @ grad
+    tr_E, tr_F = trace(BE), trace(BF)
+    BEBF = BE @ BF
+    inner = (tr_E * tr_F - trace(BEBF)) * B - tr_F * (BE @ B) - tr_E * (BF @ B) + (BEBF + BF @ BE) @ B
+    return (torch.linalg.det(matrix)[..., None, None] * inner).mH
+
+
+def trace(matrix):
+    return matrix.diagonal(dim1=-2, dim2=-1).sum(-1)[..., None, None]
 
 
 def products_without_two(values):

@@ -10,7 +10,7 @@ import math
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.kernels import per_result, total
+from ops_registry.rules.kernels import in_dtype_of, per_result, total
 
 aten = torch.ops.aten
 
@@ -26,6 +26,7 @@ CUBIC = -0.75
 @backward(torch.grid_sampler_2d, wrt=("input", "grid"))
 @backward(torch.grid_sampler_3d, wrt=("input", "grid"))
 def grid_sampler(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
+    input, grid = in_dtype_of(grad, input, grid)
     return kernel(grad, input, grid, (interpolation_mode, padding_mode, align_corners), needs)
 
 

@@ -12,7 +12,7 @@ import torch
 
 from ops_registry.registry import backward
 from ops_registry.rules.helpers import conj
-from ops_registry.rules.kernels import per_result, total
+from ops_registry.rules.kernels import in_dtype_of, per_result, total
 
 aten = torch.ops.aten
 
@@ -88,7 +88,15 @@ def cross(g, x, mean, rstd, weight, dims, cotangents, fixed=False):
 # ---------------------------------------------------------------- layer
 
 
+def autocast_to_single(*tensors):
+    """The arguments as autocast passes them to a layer or group norm, which on CUDA it runs in single precision."""
+    if not (tensors[0].is_cuda and torch.is_autocast_enabled("cuda")):
+        return tensors
+    return tuple(t if t is None or t.dtype == torch.double else t.float() for t in tensors)
+
+
 def forward_layer_norm(input, normalized_shape, weight, bias, eps, cudnn_enable):
+    input, weight, bias = autocast_to_single(input, weight, bias)
     result, mean, rstd = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
     return result, {"mean": mean, "rstd": rstd}
 
@@ -99,6 +107,7 @@ def last_dims(x, normalized_shape):
 
 @backward(torch.layer_norm, wrt=BY, forward=forward_layer_norm)
 def layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
+    (input,) = in_dtype_of(grad, input)
     if torch.is_grad_enabled():
         mean, rstd = recorded_statistics(input, last_dims(input, normalized_shape), eps, mean)
     return aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, list(needs))
@@ -141,13 +150,13 @@ def layer_norm_bias(grad):
 # ---------------------------------------------------------------- group
 
 
-def aligned(g, x, channels_last_works):
-    """``g`` and ``x`` in one memory layout, which the kernel takes for granted."""
-    form = torch.contiguous_format
-    if channels_last_works and x.device.type == "cpu" and x.dim() in (4, 5):
+def layout(x):
+    """The memory layout in which group norm works on ``x``."""
+    if x.dim() in (4, 5) and x.device.type == "cpu":
         channels_last = torch.channels_last if x.dim() == 4 else torch.channels_last_3d
-        form = channels_last if x.is_contiguous(memory_format=channels_last) else form
-    return g.contiguous(memory_format=form), x.contiguous(memory_format=form)
+        if x.is_contiguous(memory_format=channels_last):
+            return channels_last
+    return torch.contiguous_format
 
 
 def grouped_shape(shape, groups):
@@ -161,7 +170,9 @@ def group_gradients(g, x, groups, weight, mean, rstd, needs):
     mask = [needs[0], needs[1], needs[2] and weight is not None]
     by_x = by_w = by_b = None
     if any(mask):
-        g, x = aligned(g, x, mask[0])  # without the gradient of its input it crashes on channels last
+        # The kernel takes one layout for granted, and crashes on channels last without the gradient of its input.
+        form = layout(x) if mask[0] else torch.contiguous_format
+        g, x = g.contiguous(memory_format=form), x.contiguous(memory_format=form)
         by_x, by_w, by_b = aten.native_group_norm_backward(
             g, x, mean, rstd, weight, samples, channels, places, groups, mask
         )
@@ -178,14 +189,16 @@ def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
     samples, channels = input.shape[:2]
     if num_groups <= 0 or channels % num_groups or (weight is not None and weight.shape != (channels,)):
         return torch.group_norm(input, num_groups, weight, bias, eps, cudnn_enabled), {}  # torch says what is wrong
-    result, mean, rstd = torch.native_group_norm(
-        input.contiguous(), weight, bias, samples, channels, math.prod(input.shape[2:]), num_groups, eps
-    )
+    input, weight, bias = autocast_to_single(input, weight, bias)
+    input = input.contiguous(memory_format=layout(input))
+    places = math.prod(input.shape[2:])
+    result, mean, rstd = torch.native_group_norm(input, weight, bias, samples, channels, places, num_groups, eps)
     return result, {"mean": mean, "rstd": rstd}
 
 
 @backward(torch.group_norm, wrt=BY, forward=forward_group_norm)
 def group_norm(grad, input, num_groups, weight, mean, rstd, eps, needs):
+    (input,) = in_dtype_of(grad, input)
     if torch.is_grad_enabled():
         mean, rstd = recorded_group_statistics(input, num_groups, eps, mean)
     return group_gradients(grad, input, num_groups, weight, mean, rstd, needs)

@@ -50,6 +50,11 @@ def blank(grad, shape):
     return grad.new_empty(()).expand(shape)
 
 
+def shaped(grad, input):
+    """``input`` for a kernel that reads its shape and layout alone; another where autocast had cast it."""
+    return input if input.dtype == grad.dtype else blank(grad, input.shape)
+
+
 # ---------------------------------------------------------------- maximum
 
 
@@ -65,14 +70,14 @@ def max_pool1d(grad, input, indices, kernel_size, stride, padding, dilation, cei
 @backward(nn.max_pool2d_with_indices, forward=with_indices(nn.max_pool2d_with_indices))
 def max_pool2d(grad, input, indices, kernel_size, stride, padding, dilation, ceil_mode):
     window = kernel_size, stride or [], padding, dilation, ceil_mode
-    return aten.max_pool2d_with_indices_backward(grad, input, *window, indices)
+    return aten.max_pool2d_with_indices_backward(grad, shaped(grad, input), *window, indices)
 
 
 @backward(torch.max_pool3d, forward=chosen(nn.max_pool3d_with_indices))
 @backward(nn.max_pool3d_with_indices, forward=with_indices(nn.max_pool3d_with_indices))
 def max_pool3d(grad, input, indices, kernel_size, stride, padding, dilation, ceil_mode):
     window = kernel_size, stride or [], padding, dilation, ceil_mode
-    return aten.max_pool3d_with_indices_backward(grad, input, *window, indices)
+    return aten.max_pool3d_with_indices_backward(grad, shaped(grad, input), *window, indices)
 
 
 @backward(torch.adaptive_max_pool1d, forward=with_indices(torch.adaptive_max_pool1d))
@@ -83,22 +88,22 @@ def adaptive_max_pool1d(grad, input, indices):
 
 @backward(nn.adaptive_max_pool2d, forward=with_indices(nn.adaptive_max_pool2d))
 def adaptive_max_pool2d(grad, input, indices):
-    return aten.adaptive_max_pool2d_backward(grad, input, indices)
+    return aten.adaptive_max_pool2d_backward(grad, shaped(grad, input), indices)
 
 
 @backward(nn.adaptive_max_pool3d, forward=with_indices(nn.adaptive_max_pool3d))
 def adaptive_max_pool3d(grad, input, indices):
-    return aten.adaptive_max_pool3d_backward(grad, input, indices)
+    return aten.adaptive_max_pool3d_backward(grad, shaped(grad, input), indices)
 
 
 @backward(nn.fractional_max_pool2d, forward=with_indices(nn.fractional_max_pool2d))
 def fractional_max_pool2d(grad, input, indices, kernel_size, output_size):
-    return aten.fractional_max_pool2d_backward(grad, input, kernel_size, output_size, indices)
+    return aten.fractional_max_pool2d_backward(grad, shaped(grad, input), kernel_size, output_size, indices)
 
 
 @backward(nn.fractional_max_pool3d, forward=with_indices(nn.fractional_max_pool3d))
 def fractional_max_pool3d(grad, input, indices, kernel_size, output_size):
-    return aten.fractional_max_pool3d_backward(grad, input, kernel_size, output_size, indices)
+    return aten.fractional_max_pool3d_backward(grad, shaped(grad, input), kernel_size, output_size, indices)
 
 
 @backward(aten.max_pool2d_with_indices_backward, wrt="grad_output")
@@ -154,13 +159,13 @@ def avg_pool1d(grad, input, kernel_size, stride, padding, ceil_mode, count_inclu
 @backward(nn.avg_pool2d)
 def avg_pool2d(grad, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     window = kernel_size, stride or [], padding, ceil_mode, count_include_pad, divisor_override
-    return aten.avg_pool2d_backward(grad, input, *window)
+    return aten.avg_pool2d_backward(grad, shaped(grad, input), *window)
 
 
 @backward(nn.avg_pool3d)
 def avg_pool3d(grad, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     window = kernel_size, stride or [], padding, ceil_mode, count_include_pad, divisor_override
-    return aten.avg_pool3d_backward(grad, input, *window)
+    return aten.avg_pool3d_backward(grad, shaped(grad, input), *window)
 
 
 @backward(aten.avg_pool2d_backward, wrt="grad_output")

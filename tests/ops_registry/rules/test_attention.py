@@ -123,6 +123,15 @@ CASES = [
 ]
 
 
+SINGLE = {"dtype": torch.float32}
+#: autocast lowers the arguments of attention.
+AUTOCAST = {
+    "fused": (attend(), rand(2, 4, 4, 6, **SINGLE), rand(2, 4, 5, 6, **SINGLE), rand(2, 4, 5, 6, seed=1, **SINGLE)),
+    "plain": (attend(), rand(2, 2, 4, 3, **SINGLE), rand(2, 2, 5, 3, **SINGLE), rand(2, 2, 5, 2, **SINGLE)),
+    "mask": (masked(), *(rand(2, 2, 4, 4, seed=s, **SINGLE) for s in range(3)), rand(4, 4, **SINGLE)),
+}
+
+
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
@@ -256,3 +265,17 @@ def test_a_causal_transformer_layer_in_training_equals_torch(device: torch.devic
     options = {"src_mask": mask, "is_causal": True}
     mine, theirs = (module_gradients(module, [rand(3, 4, 6)(device)], track, **options) for track in (True, False))
     torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
+    function, *makers = AUTOCAST[name]
+    found = []
+    for track in (True, False):
+        data = [make(device) for make in makers]
+        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            out = function(*leaves)
+        out.backward(cotangents([out])[0])
+        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
+    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)

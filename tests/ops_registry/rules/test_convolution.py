@@ -185,6 +185,15 @@ CASES = [
 ]
 
 
+SINGLE, HALF = {"dtype": torch.float32}, {"dtype": torch.bfloat16}
+#: autocast lowers the arguments of convolutions.
+AUTOCAST = {
+    "conv2d": (torch.conv2d, rand(2, 3, 5, 5, **SINGLE), rand(4, 3, 3, 3, **SINGLE), rand(4, **SINGLE)),
+    "conv1d-mixed": (torch.conv1d, rand(2, 3, 5, **HALF), rand(4, 3, 3, **SINGLE), rand(4, **SINGLE)),
+    "conv_transpose2d": (torch.conv_transpose2d, rand(2, 3, 5, 5, **SINGLE), rand(3, 4, 3, 3, **SINGLE)),
+}
+
+
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
@@ -234,3 +243,17 @@ def test_third_derivatives_equal_torch(device: torch.device) -> None:
     x, w = rand(1, 2, 3, 3)(device), rand(2, 2, 2, 2)(device)
     mine = third(tracer.track(x.clone(), True), tracer.track(w.clone(), True))
     torch.testing.assert_close(plain(mine), third(x.clone().requires_grad_(), w.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
+    function, *makers = AUTOCAST[name]
+    found = []
+    for track in (True, False):
+        data = [make(device) for make in makers]
+        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            out = function(*leaves)
+        out.backward(cotangents([out])[0])
+        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
+    torch.testing.assert_close(*found, rtol=0, atol=0)

@@ -7,7 +7,8 @@ import torch
 from support.checking import Case, Make, case, plain, rand, run_case, values
 
 import tracer
-from ops_registry.rules.determinants import cofactors, products_without_two
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.rules.determinants import cofactors, moved_cofactors, products_without_two
 
 C = torch.complex128
 
@@ -15,6 +16,11 @@ C = torch.complex128
 def of_rank(n: int, rank: int, dtype: torch.dtype = torch.float64) -> Make:
     """An n × n matrix of this rank."""
     return lambda device: rand(n, rank, dtype=dtype)(device) @ rand(rank, n, dtype=dtype, seed=1)(device)
+
+
+def regular(n: int, dtype: torch.dtype = torch.float64) -> Make:
+    """A well-conditioned n × n matrix."""
+    return lambda device: rand(n, n, dtype=dtype, low=-0.5, high=0.5)(device) + torch.eye(n, device=device)
 
 
 CASES = [
@@ -40,9 +46,20 @@ CASES = [
     case("linalg_det", torch.linalg.det, of_rank(3, 2, C), torch_agrees=False, label="complex-rank-2"),
     case("cofactors", cofactors, rand(3, 3), torch_agrees=False),
     case("cofactors", cofactors, rand(2, 4, 4, dtype=C), torch_agrees=False, label="complex"),
-    case("cofactors", cofactors, of_rank(4, 3), torch_agrees=False, label="rank-n-1"),
-    # The next derivative goes through the singular vectors, which two equal values (zeros) leave undetermined.
-    case("cofactors", cofactors, of_rank(4, 2), torch_agrees=False, second="differences", label="rank-n-2"),
+    # The derivative after this one, the third of det, is refused at singular matrices.
+    case("cofactors", cofactors, of_rank(4, 3), torch_agrees=False, second=False, label="rank-n-1"),
+    case("cofactors", cofactors, of_rank(4, 2), torch_agrees=False, second=False, label="rank-n-2"),
+    case("moved_cofactors", moved_cofactors, regular(3), rand(3, 3, seed=1), torch_agrees=False, second="differences"),
+    case(
+        "moved_cofactors",
+        moved_cofactors,
+        regular(4, C),
+        rand(4, 4, dtype=C, seed=1),
+        torch_agrees=False,
+        second="differences",
+        label="complex",
+    ),
+    case("moved_cofactors", lambda d: moved_cofactors(torch.zeros(3, 3).double(), d), rand(3, 3), label="at-zero"),
     case("slogdet", lambda a: torch.slogdet(a)[1], rand(2, 3, 3)),
     case("slogdet", lambda a: torch.slogdet(a), rand(3, 3, dtype=C), label="complex"),
     case("linalg_slogdet", lambda a: torch.linalg.slogdet(a)[1], rand(2, 3, 3)),
@@ -97,6 +114,14 @@ def test_third_derivative_of_a_determinant() -> None:
     (second,) = torch.autograd.grad(first[1, 1], x, create_graph=True)
     (third,) = torch.autograd.grad(second[2, 2], x)
     assert plain(third)[0, 0].item() == pytest.approx(1.0)  # the determinant has the term x_00 x_11 x_22
+
+
+def test_third_derivative_of_a_singular_matrix_is_refused() -> None:
+    x = tracer.track(torch.zeros(3, 3), True)
+    (first,) = torch.autograd.grad(torch.linalg.det(x), x, create_graph=True)
+    (second,) = torch.autograd.grad(first[1, 1], x, create_graph=True)
+    with pytest.raises(UnsupportedCallError, match="condition number"):
+        torch.autograd.grad(second[2, 2], x)
 
 
 def test_determinant_below_zero_has_no_logarithm_and_no_gradient() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.checking import Case, case, plain, rand, run_case, values
+from support.checking import Case, case, cotangents, plain, rand, run_case, values
 
 import tracer
 
@@ -68,6 +68,11 @@ CASES = [
 ]
 
 
+HALF = {"dtype": torch.bfloat16}
+#: autocast raises the arguments of this to single precision on the CPU.
+AUTOCAST = {"grid_sampler": (sampled("bilinear", "zeros", False), rand(2, 3, 4, 5, **HALF), rand(2, 2, 3, 2, **HALF))}
+
+
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
@@ -85,3 +90,17 @@ def test_a_point_far_outside_moves_nothing_under_border_padding(device: torch.de
     grid = tracer.track(values([[[[3.0, -5.0]]]])(device), True)
     F.grid_sample(rand(1, 1, 3, 3)(device), grid, padding_mode="border", align_corners=True).sum().backward()
     assert grid.grad.flatten().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
+    function, *makers = AUTOCAST[name]
+    found = []
+    for track in (True, False):
+        data = [make(device) for make in makers]
+        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            out = function(*leaves)
+        out.backward(cotangents([out])[0])
+        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
+    torch.testing.assert_close(*found, rtol=0, atol=0)

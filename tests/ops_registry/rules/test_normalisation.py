@@ -204,6 +204,11 @@ def test_a_weight_of_higher_precision_than_the_input_keeps_its_dtype(device: tor
     assert x.grad.dtype == torch.bfloat16 and w.grad.dtype == torch.float32
 
 
+def test_group_norm_keeps_channels_last_as_torch_does(device: torch.device) -> None:
+    x = rand(2, 4, 3, 5)(device).contiguous(memory_format=torch.channels_last)
+    assert F.group_norm(tracer.track(x, True), 2).stride() == F.group_norm(x, 2).stride()
+
+
 def test_the_weight_alone_gets_its_gradient_on_channels_last(device: torch.device) -> None:
     x, found = rand(2, 4, 3, 5)(device), []
     for layout in (torch.channels_last, torch.contiguous_format):

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.checking import Case, Make, case, plain, rand, run_case, values
+from support.checking import Case, Make, case, cotangents, plain, rand, run_case, values
 
 import tracer
 
@@ -172,6 +172,15 @@ CASES = [
 ]
 
 
+HALF = {"dtype": torch.bfloat16}
+#: autocast raises the arguments of these to single precision on the CPU.
+AUTOCAST = {
+    "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), rand(1, 2, 4, 4, 4, **HALF)),
+    "adaptive_avg_pool3d": (lambda x: F.adaptive_avg_pool3d(x, 3), rand(1, 2, 4, 4, 4, **HALF)),
+    "adaptive_max_pool3d": (lambda x: F.adaptive_max_pool3d(x, 2), rand(1, 2, 4, 4, 4, **HALF)),
+}
+
+
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
@@ -221,3 +230,17 @@ def test_channels_last_gradients_equal_torch(device: torch.device) -> None:
         pooled = F.max_pool2d(leaf, 2) + F.avg_pool2d(leaf, 2) + F.adaptive_avg_pool2d(leaf, 3)
         pooled.square().sum().backward()
     torch.testing.assert_close(plain(mine.grad), theirs.grad)
+
+
+@pytest.mark.parametrize("name", AUTOCAST)
+def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
+    function, *makers = AUTOCAST[name]
+    found = []
+    for track in (True, False):
+        data = [make(device) for make in makers]
+        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            out = function(*leaves)
+        out.backward(cotangents([out])[0])
+        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
+    torch.testing.assert_close(*found, rtol=0, atol=0)
