@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ops_registry.errors import DuplicateRuleError, RuleError
+from ops_registry.errors import DuplicateRuleError, RuleError, UnsupportedCallError
 from ops_registry.rule import Rule, make_formula
 from ops_registry.signatures import NUMPY_NAMES, Signature, base_name, is_custom, signature_of
 from ops_registry.spellings import canonical, spellings
@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Spelling:
     """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""
 
-    __slots__ = ("choose", "defaults", "func", "inplace", "order", "rule", "straight", "tails", "target", "varargs")
+    __slots__ = ("choose", "defaults", "func", "inplace", "order", "positional", "rule", "straight", "tails", "target", "varargs")
 
     def __init__(
         self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool
@@ -42,23 +42,37 @@ class Spelling:
             self.defaults = {**self.defaults, "reduction": 0}
         #: Where in the rule's signature the tensor stands that an in-place spelling writes into.
         self.target = signature.names.index(order[0]) if order and order[0] in signature.names else 0
-        #: ``tails[n]`` are the defaults to append to n positional arguments; None where that is not enough to bind them.
-        self.tails: tuple[tuple[Any, ...], ...] | None = None
+        #: ``tails[n]`` are the defaults to append to n positional arguments; empty where that is not enough to bind them.
+        self.tails: tuple[tuple[Any, ...], ...] = ()
+        #: How many arguments can be given by position.
+        self.positional = len(order) if signature.positional is None else signature.positional
         if order == signature.names[: len(order)]:
             defaults = tuple(self.defaults.get(n) for n in signature.names)
-            self.tails = tuple(defaults[n:] for n in range(len(defaults) + 1))
-        #: The common case, which interception takes without another question.
+            self.tails = tuple(defaults[n:] for n in range(min(self.positional, len(defaults)) + 1))
+        #: The common case (by position, nothing special about the rule), which interception takes without another question.
         self.straight = not (inplace or rule.no_gradient or rule.body is not None or rule.forward is not None)
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-        """The call's arguments in the order of the rule's signature, defaults filled in."""
+        """The call's arguments in the order of the rule's signature, defaults filled in.
+
+        Raises ``UnsupportedCallError`` for a call that does not fit the signature: a deprecated order of the arguments
+        (``addmm(beta, input, alpha, mat1, mat2)``), or a tensor under a keyword that the rule does not know.
+        """
         if self.varargs:
             args = gather_varargs(args)
+        if len(args) > self.positional:
+            raise UnsupportedCallError(
+                f"{self.rule.name} was called with {len(args)} arguments by position, and its signature "
+                f"({', '.join(self.rule.signature.names)}) takes {self.positional}. Pass the others by name."
+            )
         names = self.rule.signature.names
         values = dict(self.defaults)
         values.update(zip(self.order, args, strict=False))
         for name, value in kwargs.items():
-            values["input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)] = value
+            known = "input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)
+            if known not in names and known != "out" and isinstance(value, torch.Tensor):
+                raise UnsupportedCallError(f"{self.rule.name} got a tensor as '{name}', which its signature ({', '.join(names)}) has not")
+            values[known] = value
         return tuple([values.get(n) for n in names])
 
 
@@ -267,7 +281,8 @@ def _bind_choose(
         rule = active.table[choice(*args, **kwargs)].rule
         found = made.get(id(rule))
         if found is None:
-            found = made[id(rule)] = Spelling(spelled.func, rule, spelled.inplace, rule.signature.names, False)
+            order, varargs = _own_order(spelled.func, rule.signature) or (rule.signature.names, False)
+            found = made[id(rule)] = Spelling(spelled.func, rule, spelled.inplace, order, varargs)
         return found
 
     return choose

@@ -37,7 +37,7 @@ def _meta(value: Any, name: str) -> Any:
     return torch.Size(()) if name == "shape" else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Formula:
     """One function that gives the gradient of one input, or of several inputs at once (``joint``)."""
 
@@ -58,7 +58,7 @@ class Formula:
         return tuple(p for p in self.parameters if p not in SUPPLIED)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Step:
     """One formula of a call whose set of inputs that want a gradient is known."""
 
@@ -68,9 +68,12 @@ class Step:
     #: Position among the call's parents for each input of the formula, None where it wants no gradient.
     parents: tuple[int | None, ...]
     needs: tuple[bool, ...]
+    #: The parent of a formula with one input.
+    parent: int
+    joint: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Variant:
     """A rule for one set of inputs that want a gradient: only what their formulas name is kept."""
 
@@ -100,6 +103,10 @@ class Rule:
     body: Callable[..., Any] | None = None
     #: Differentiable inputs as (position in the signature, name), in the signature's order.
     inputs: tuple[tuple[int, str], ...] = ()
+    #: Their positions alone.
+    positions: tuple[int, ...] = ()
+    #: As in the signature.
+    may_alias: bool = True
     #: Variants made so far, by mask.
     variants: dict[int, Variant] = field(default_factory=dict, repr=False)
     #: Arguments that can be a tensor and that no formula covers: a gradient wanted there would be lost.
@@ -110,6 +117,8 @@ class Rule:
     def __post_init__(self) -> None:
         covered = {name for formula in self.formulas for name in formula.wrt}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
+        self.may_alias = self.signature.may_alias
+        self.positions = tuple(i for i, _ in self.inputs)
         self.uncovered = tuple(
             (i, n) for i, n in enumerate(self.signature.names) if n not in covered and n not in self.signature.constant
         )
@@ -146,7 +155,7 @@ class Rule:
         for formula in active:
             parents = tuple(parent_of.get(n) for n in formula.wrt)
             needs = tuple(p is not None for p in parents)
-            steps.append(Step(formula, _compile_call(formula, kept), parents, needs))
+            steps.append(Step(formula, _compile_call(formula, kept), parents, needs, parents[0] or 0, formula.joint))
         sources = tuple(self._source(k, parent_of) for k in kept)
         holders = tuple(i for i, k in enumerate(kept) if k not in self.signature.plain and not self._is_meta(k))
         return Variant(self, tuple(steps), kept, self._compile_gather(kept) if kept else None, sources, holders)
@@ -177,10 +186,10 @@ class Rule:
         names, outputs = self.signature.names, self.signature.outputs
         if name in names:
             return f"bound[{names.index(name)}]"
+        if name in outputs:  # before the whole result: linalg.solve_ex calls one of its outputs so
+            return f"result[{outputs.index(name)}]"
         if name == "result":
             return "result"
-        if name in outputs:
-            return f"result[{outputs.index(name)}]"
         base, _, suffix = name.rpartition("_")
         if suffix in META and (base in names or base == "result" or base in outputs):
             return f"_meta({self.expression(base)}, {suffix!r})"

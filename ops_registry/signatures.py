@@ -43,6 +43,8 @@ class Signature:
     constant: frozenset[str] = frozenset()
     #: Arguments that can be given by name only.
     keyword_only: frozenset[str] = frozenset()
+    #: How many arguments some overload takes by position; None where torch does not say.
+    positional: int | None = None
     #: The result may be a view of an argument, or an argument itself.
     may_alias: bool = True
     overloads: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
@@ -92,7 +94,7 @@ def _from_schema(schema: Any) -> Signature:
     constant = frozenset(n for n, a in zip(names, arguments, strict=True) if not re.search("Tensor|number", str(a.type)))
     keyword_only = frozenset(n for n, a in zip(names, arguments, strict=True) if a.kwarg_only)
     may_alias = any(r.alias_info is not None for r in schema.returns)
-    return Signature(names, defaults, outputs, returns_list, varargs, self_position, plain, constant, keyword_only, may_alias)
+    return Signature(names, defaults, outputs, returns_list, varargs, self_position, plain, constant, keyword_only, len(positional), may_alias)
 
 
 def _is_plain(kind: str) -> bool:
@@ -118,6 +120,10 @@ def _from_schemas(found: dict[str, Any]) -> Signature:
         longest,
         defaults=defaults,
         plain=frozenset(n for n in longest.names if all(n in s.plain for s in signatures.values() if n in s.names)),
+        keyword_only=frozenset(
+            n for n in longest.names if all(n in s.keyword_only for s in signatures.values() if n in s.names)
+        ),
+        positional=max(s.positional or 0 for s in signatures.values()),
         constant=frozenset(
             n for n in longest.names if all(n in s.constant for s in signatures.values() if n in s.names)
         ),

@@ -87,7 +87,7 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     formula = Formula(ask_torch, inputs, True, ("grad",))
     positions = tuple(range(len(parents)))
     rule = Rule(name, Signature(inputs, {}, returns_list=not single), (formula,))
-    variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents)),), (), None, ())
+    variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents), 0, True),), (), None, ())
     first = items[carrying[0]]
     node = enter(Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None))
     if not single:

@@ -7,6 +7,7 @@ import weakref
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import rustworkx as rx
@@ -164,15 +165,20 @@ def enter(node: Node) -> Node:
     """Note a new node in the graph in force, with the user's line if the graph wants lines."""
     graph = current.graph
     graph.note(weakref.ref(node))
-    if graph.record_lines:
-        node.extra().line = user_line()
-    if not node.serial & 4095:
-        graph.forget_dead()
+    if graph.record_lines or not node.serial & 4095:
+        tend(graph, node)
     return node
 
 
+def tend(graph: Graph, node: Node) -> None:
+    """What is done for few nodes, or in few graphs only."""
+    if graph.record_lines:
+        node.extra().line = user_line()
+    graph.forget_dead()
+
+
 def _cut(node: Node) -> None:
-    node.kept = None
+    node.kept, node.saved = None, ()
     node.parents = ()
 
 
@@ -226,8 +232,4 @@ def backward_order(roots: list[Node]) -> list[Node]:
             elif parent not in seen:
                 seen.add(parent)
                 stack.append(parent)
-    return sorted(seen, key=_serial, reverse=True)
-
-
-def _serial(node: Node) -> int:
-    return node.serial
+    return sorted(seen, key=attrgetter("serial"), reverse=True)

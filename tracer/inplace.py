@@ -69,8 +69,8 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
             func(*args, **kwargs)
     finally:
         set_grad_enabled(True)
-    kept, versions = keep(variant, (*bound[: spelling.target], before, *bound[spelling.target + 1 :]), target, extra)
-    node = enter(Node(variant, parents, target.shape, target.dtype, kept, versions))
+    kept, saved = keep(variant, (*bound[: spelling.target], before, *bound[spelling.target + 1 :]), target, extra)
+    node = enter(Node(variant, parents, target.shape, target.dtype, kept, saved))
     rebase(target, node)
     return None if func is torch.Tensor.__setitem__ else target
 

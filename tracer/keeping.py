@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,11 +16,17 @@ from tracer.tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
 
+#: Types of arguments that are neither a tensor nor could hold one.
+NUMBERS = frozenset({float, int, bool, complex, type(None)})
+
+
+Saved = list[tuple[torch.Tensor, int]]
+
 
 def keep(
     variant: Variant, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
-) -> tuple[tuple[Any, ...], tuple[int, ...]]:
-    """What the formulas of ``variant`` name, tensors as plain aliases, and the version of each tensor.
+) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
+    """What the formulas of ``variant`` name, tensors as plain aliases, and each of these with its version.
 
     An alias shares storage and version counter with the tensor but not its history, so no cycle arises and nothing that the user
     does to the tensor's own attributes afterwards matters.
@@ -27,27 +34,34 @@ def keep(
     if variant.gather is None:
         return (), ()
     values = variant.gather(bound, result, extra)
-    holders = variant.holders
-    if not holders:
+    if not variant.holders:
         return values, ()
-    versions: list[int] = []
     if len(values) == 1:
-        return (_keep_one(values[0], versions),), tuple(versions)
+        value = values[0]
+        kind = type(value)
+        if kind is _PLAIN or kind is Tensor:
+            alias = plain_alias(value)
+            return (alias,), ((alias, value._version),)
+        if kind in NUMBERS:
+            return values, ()
+    saved: Saved = []
     kept = list(values)
-    for i in holders:
-        kept[i] = _keep_one(values[i], versions)
-    return tuple(kept), tuple(versions)
+    for i in variant.holders:
+        kept[i] = hold(values[i], saved)
+    return tuple(kept), saved
 
 
-def _keep_one(value: Any, versions: list[int]) -> Any:
+def hold(value: Any, saved: Saved) -> Any:
+    """``value`` with plain aliases in place of its tensors, which are added to ``saved``; lists are copied."""
     kind = type(value)
-    if kind is _PLAIN or kind is Tensor or isinstance(value, _PLAIN):
-        versions.append(value._version)
-        return plain_alias(value)
+    if kind is Tensor or kind is _PLAIN or isinstance(value, _PLAIN):
+        alias = plain_alias(value)
+        saved.append((alias, value._version))
+        return alias
     if kind is list:
-        return [_keep_one(v, versions) for v in value]
+        return [hold(v, saved) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
-        return tuple([_keep_one(v, versions) for v in value])
+        return tuple([hold(v, saved) for v in value])
     return value
 
 
@@ -62,16 +76,20 @@ def unpack(node: Node) -> tuple[Any, ...]:
             f"backward reached {describe_node(node)} a second time: what it had kept was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
-    if node.versions:
-        tensors = tensors_in(kept)
-        for i, (tensor, version) in enumerate(zip(tensors, node.versions, strict=True)):
-            if tensor._version != version:
-                raise OverwrittenError(
-                    f"{describe_node(node)} kept '{_name_of(node, i)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at version "
-                    f"{version}; it was since overwritten in place and is at version {tensor._version}. Write out of place, or into a "
-                    f"clone."
-                )
+    for position, (tensor, version) in enumerate(node.saved):
+        if tensor._version != version:
+            raise OverwrittenError(
+                f"{describe_node(node)} kept '{_name_of(node, position)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at "
+                f"version {version}; it was since overwritten in place and is at version {tensor._version}. Write out of place, or "
+                f"into a clone."
+            )
     return kept
+
+
+def release(node: Node) -> None:
+    """Let go of what ``node`` kept. A node that kept no tensor can be gone through again, as in torch."""
+    if node.saved:
+        node.kept, node.saved = None, ()
 
 
 def _name_of(node: Node, position: int) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ class Extras:
 class Node:
     """One recorded call, with what backward needs of it. What ``Tensor.grad_fn`` returns."""
 
-    __slots__ = ("__weakref__", "dtype", "extras", "kept", "parents", "serial", "shape", "variant", "versions")
+    __slots__ = ("__weakref__", "dtype", "extras", "kept", "parents", "saved", "serial", "shape", "variant")
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class Node:
         shape: torch.Size | None,
         dtype: torch.dtype | None,
         kept: tuple[Any, ...] = (),
-        versions: tuple[int, ...] = (),
+        saved: Sequence[tuple[torch.Tensor, int]] = (),
     ) -> None:
         self.variant = variant
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
@@ -60,8 +60,8 @@ class Node:
         self.dtype = dtype
         #: Values kept for the rule; None once backward has released them.
         self.kept: tuple[Any, ...] | None = kept
-        #: torch's version counter of each kept tensor at the time, in the order in which ``tensors_in(kept)`` gives them.
-        self.versions = versions
+        #: The tensors among what is kept, each with torch's version counter at the time.
+        self.saved = saved
         self.extras: Extras | None = None
         self.serial = next_serial()
 

@@ -16,6 +16,7 @@ from weakref import ref
 import torch
 
 from ops_registry import registry
+from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import Spelling, active, gather_varargs
 from ops_registry.rule import Rule, Variant
 from ops_registry.signatures import Signature
@@ -23,8 +24,8 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer import inplace
 from tracer.errors import OutArgumentError
 from tracer.fallback import fallback_active, record_with_torch
-from tracer.graph import Graph, current, enter
-from tracer.keeping import keep
+from tracer.graph import current, enter, tend
+from tracer.keeping import NUMBERS, keep
 from tracer.naming import describe, qualified, user_line
 from tracer.node import Node
 from tracer.parents import DIFFERENTIABLE, check_uncovered, find_parents, nodes_in
@@ -32,6 +33,7 @@ from tracer.redispatch import redispatch
 from tracer.tensor import HANDLERS, Tensor, plain_alias
 
 _NO_KWARGS: dict[str, Any] = {}
+is_grad_enabled = torch.is_grad_enabled
 _PLAIN = torch.Tensor
 
 
@@ -49,8 +51,9 @@ def intercept(
         spelling = active.table[func]
     except KeyError:
         return _without_rule(func, types, args, kwargs or _NO_KWARGS)
-    if spelling.straight and not kwargs and (tails := spelling.tails) is not None:
+    if spelling.straight and not kwargs:
         given = gather_varargs(args) if spelling.varargs else args
+        tails = spelling.tails
         if len(given) < len(tails):
             with DisableTorchFunctionSubclass():
                 return _straight(spelling.rule, func, args, given + tails[len(given)])
@@ -64,8 +67,15 @@ def intercept(
             return func(*args, **kwargs) if kwargs else func(*args)
         if spelling.inplace:
             return inplace.record(spelling, func, args, kwargs or _NO_KWARGS)
-        bound = spelling.bind(args, kwargs or _NO_KWARGS)
-        mask, parents, has_native = (0, (), False) if not torch.is_grad_enabled() else find_parents(rule, bound)
+        mask, parents, has_native = 0, (), False
+        if torch.is_grad_enabled():
+            try:
+                bound = spelling.bind(args, kwargs or _NO_KWARGS)
+            except UnsupportedCallError:
+                if nodes_in((args, kwargs)):
+                    raise
+            else:
+                mask, parents, has_native = find_parents(rule, bound)
         if not mask:
             return mark_untracked(func(*args, **kwargs) if kwargs else func(*args), args, kwargs)
         if kwargs:
@@ -153,64 +163,61 @@ def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dic
 
 
 def _straight(rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound: tuple[Any, ...]) -> Any:
-    """A call by position of an op whose rule wants nothing special. All of ``intercept`` and ``attach`` in one stretch, for speed."""
+    """A call by position of an op whose rule wants nothing special: what ``find_parents`` and ``attach`` do, in one stretch for speed."""
     mask = 0
-    parents: tuple[Any, ...] = ()
-    if torch.is_grad_enabled():
+    if is_grad_enabled():
+        parents: tuple[Any, ...] = ()
         bit = 1
-        for position, _ in rule.inputs:
+        for position in rule.positions:
             value = bound[position]
-            if type(value) is Tensor:
+            kind = type(value)
+            if kind is Tensor:
                 node = value._node
                 if node is not None:
                     parents += (node,)
                     mask |= bit
-            elif type(value) not in _NUMBERS:
+            elif kind not in NUMBERS and (kind is not _PLAIN or value.requires_grad):
                 mask, parents, has_native = find_parents(rule, bound)
                 if has_native:
                     return _with_native(rule, mask, parents, func, args, bound)
                 break
-            bit <<= 1
-        else:
-            if rule.uncovered_positional:
-                check_uncovered(rule, bound)
+            bit += bit
+        if rule.uncovered_positional:
+            check_uncovered(rule, bound)
     result = func(*args)
     if not mask:
         return mark_untracked(result, args, None)
-    return attach(rule, mask, parents, bound, result, _NO_KWARGS)
-
-
-_NUMBERS = frozenset({float, int, bool, complex, type(None)})
+    if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
+        return attach(rule, mask, parents, bound, result, _NO_KWARGS)
+    variant = rule.variants.get(mask) or rule.variant(mask)
+    if variant.gather is None:
+        node = Node(variant, parents, result.shape, result.dtype)
+    else:
+        node = Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, _NO_KWARGS))
+    graph = current.graph
+    graph.note(ref(node))
+    if graph.record_lines or not node.serial & 4095:
+        tend(graph, node)
+    result.__class__ = Tensor
+    result._node = node  # type: ignore[attr-defined]
+    return result
 
 
 def attach(
     rule: Rule, mask: int, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
 ) -> Any:
     """Leave a node for the call and mark its results as tracked."""
-    variant = rule.variants.get(mask) or rule.variant(mask)
+    variant = rule.variant(mask)
     if type(result) is not _PLAIN:
         return _attach_structure(variant, parents, bound, result, extra)
-    dtype = result.dtype
-    if dtype not in DIFFERENTIABLE or (rule.signature.may_alias and _came_in(result, bound, None)):
+    if result.dtype not in DIFFERENTIABLE or (rule.may_alias and _came_in(result, bound, None)):
         return result
-    kept, versions = keep(variant, bound, result, extra)
-    node = Node(variant, parents, result.shape, dtype, kept, versions)
-    graph = current.graph
-    graph.note(ref(node))
-    if graph.record_lines or not node.serial & 4095:
-        _tend(graph, node)
-    if rule.signature.may_alias and result._base is not None:
+    node = enter(Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, extra)))
+    if result._base is not None:
         inplace.note_view(result)
     result.__class__ = Tensor
     result._node = node  # type: ignore[attr-defined]
     return result
-
-
-def _tend(graph: Graph, node: Node) -> None:
-    """What is done for few nodes or in few graphs only."""
-    if graph.record_lines:
-        node.extra().line = user_line()
-    graph.forget_dead()
 
 
 def _attach_structure(
@@ -229,9 +236,9 @@ def _attach_structure(
         return result
     single = len(positions) == 1 and not variant.rule.signature.returns_list
     first = result[positions[0]]
-    kept, versions = keep(variant, bound, result, extra)
+    kept, saved = keep(variant, bound, result, extra)
     node = enter(
-        Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, versions)
+        Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, saved)
     )
     if not single:
         node.extra().outputs = [None] * len(result)
@@ -264,10 +271,6 @@ def _came_in(result: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
     return False
 
 
-#: Functions that hand back an object which somebody else holds; never to be marked, and no part of any history.
-_PASS = frozenset(getattr(torch.Tensor, name).__get__ for name in ("_base", "_grad"))
-
-
 def _without_rule(
     func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
@@ -282,8 +285,6 @@ def _without_rule(
         finally:
             _running.functions.discard(func)
     with DisableTorchFunctionSubclass():
-        if func in _PASS:
-            return func(*args, **kwargs)
         nodes = nodes_in((args, kwargs)) if torch.is_grad_enabled() else []
         if nodes and fallback_active() and not inplace.is_in_place(func):
             return record_with_torch(func, args, kwargs)
@@ -326,11 +327,12 @@ def _attach_missing(
     if not fresh:
         return result
     node = _missing(func, nodes, args, kwargs)
-    for item in fresh:
+    node.extra().outputs = [None] * len(fresh)
+    for i, item in enumerate(fresh):
         if item._base is not None:
             inplace.note_view(item)
         item.__class__ = Tensor
-        item._node = node  # type: ignore[attr-defined]
+        item._node = node.output(i, item.shape, item.dtype)  # type: ignore[attr-defined]
     return result
 
 

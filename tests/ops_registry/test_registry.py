@@ -80,7 +80,7 @@ def test_lookup_finds_the_rule_of_any_spelling() -> None:
 
 
 def test_lookup_of_a_function_without_a_rule_is_none() -> None:
-    assert ops_registry.lookup(torch.Tensor.tolist) is None
+    assert ops_registry.lookup(torch.Tensor.numpy) is None
 
 
 def test_rules_says_what_is_covered_what_is_kept_and_where_it_is_written() -> None:

@@ -7,6 +7,7 @@ import torch
 
 import ops_registry
 import tracer
+from support.custom import mystery_pair
 
 
 def leaf(*values: float) -> torch.Tensor:
@@ -91,3 +92,25 @@ def test_another_subclass_answers_its_own_calls() -> None:
             return "loud"
 
     assert torch.add(leaf(1.0), torch.ones(1).as_subclass(Loud)) == "loud"
+
+
+def test_a_deprecated_order_of_arguments_is_refused_where_a_gradient_would_be_lost() -> None:
+    x, m = torch.ones(2, 2), tracer.tensor(torch.ones(2, 2), requires_grad=True)
+    with pytest.raises(ops_registry.UnsupportedCallError, match="addmm was called with 5 arguments"):
+        torch.addmm(0.5, x, 2, m, m)
+    with torch.no_grad():
+        assert torch.addmm(0.5, x, 2, m, m).tolist() == [[4.5, 4.5], [4.5, 4.5]]
+
+
+def test_a_function_of_several_results_without_a_rule_says_so() -> None:
+    x = tracer.tensor([[1.0, 2.0]], requires_grad=True)
+    a, b = mystery_pair(x)
+    with pytest.raises(tracer.MissingRuleError, match="mystery_pair"):
+        (a.sum(0).sum() + b.sum()).backward()
+
+
+def test_results_that_no_gradient_reaches_need_no_rule() -> None:
+    x = tracer.tensor([[1.0, 2.0]], requires_grad=True)
+    mystery_pair(x)
+    (x * 2).sum().backward()
+    assert x.grad is not None

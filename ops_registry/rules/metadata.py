@@ -1,0 +1,49 @@
+"""What a tensor is asked about itself: nothing is computed, nothing flows, and nothing fresh is handed out."""
+
+import torch
+
+from ops_registry.registry import no_gradient
+
+no_gradient(
+    torch.Tensor.dim,
+    torch.Tensor.size,
+    torch.Tensor.stride,
+    torch.Tensor.numel,
+    torch.Tensor.storage_offset,
+    torch.Tensor.element_size,
+    torch.Tensor.data_ptr,
+    torch.Tensor.untyped_storage,
+    torch.Tensor.is_contiguous,
+    torch.Tensor.is_floating_point,
+    torch.Tensor.is_complex,
+    torch.Tensor.is_conj,
+    torch.Tensor.is_neg,
+    torch.Tensor.is_inference,
+    torch.Tensor.is_same_size,
+    torch.Tensor.is_set_to,
+    torch.Tensor.get_device,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+)
+
+for _name in (
+    "shape",
+    "dtype",
+    "device",
+    "layout",
+    "ndim",
+    "itemsize",
+    "nbytes",
+    "is_cpu",
+    "is_cuda",
+    "is_meta",
+    "is_mps",
+    "is_quantized",
+    "is_sparse",
+    "is_nested",
+    "is_mkldnn",
+    "_version",
+    "_base",  # somebody else's objects: never marked, no part of any history
+    "_grad",
+):
+    no_gradient(getattr(torch.Tensor, _name).__get__)
