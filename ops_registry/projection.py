@@ -25,7 +25,7 @@ def project(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype, where: Ca
                 f"{where()} returned a gradient of shape {tuple(grad.shape)} for an input of shape {tuple(shape)}: the input does not "
                 f"broadcast to it. Return the gradient in the shape of the input, or of what the input was broadcast to."
             )
-        grad = grad.sum_to_size(shape)
+        grad = _summed(grad, shape)
     if grad.dtype != dtype:
         if not (grad.dtype.is_floating_point or grad.dtype.is_complex):
             raise RuleResultError(
@@ -41,3 +41,12 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     """Whether ``shape`` expands to ``to``."""
     lead = len(to) - len(shape)
     return lead >= 0 and all(s in (1, t) for s, t in zip(shape, to[lead:], strict=True))
+
+
+def _summed(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
+    """The sum over the axes along which ``shape`` was broadcast. As few calls as possible, and no view where one sum will do."""
+    lead = grad.dim() - len(shape)
+    stretched = [lead + i for i, size in enumerate(shape) if size == 1 and grad.shape[lead + i] != 1]
+    if stretched:
+        grad = grad.sum(stretched, keepdim=True)
+    return grad.sum(list(range(lead))) if lead else grad

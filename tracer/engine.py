@@ -6,8 +6,6 @@ kept. Leaves are filled when the sweep has come through, so that a failed one le
 
 from __future__ import annotations
 
-import sys
-import threading
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
@@ -16,7 +14,8 @@ import torch
 from ops_registry.errors import RuleResultError
 from ops_registry.projection import project
 from ops_registry.rule import Step
-from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, storage_use_count
+from ops_registry.torch_private import set_grad_enabled
+from tracer.accumulate import Entry, accumulate, accumulate_recorded
 from tracer.errors import MissingRuleError, UnsupportedError
 from tracer.graph import backward_order
 from tracer.keeping import reattach, release, unpack
@@ -26,7 +25,6 @@ from tracer.node import Bridge, Extras, Leaf, Node, Output, flat
 from tracer.tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
-_accumulating = threading.Lock()
 
 
 class Sweep:
@@ -41,10 +39,9 @@ class Sweep:
         self.zero: set[Node] = set()
         #: Nodes whose gradient is a buffer of the sweep's own, so that more can be added in place.
         self.owned: set[Node] = set()
-        #: Gradients for leaves, each in a list of one: emptied when ``.grad`` takes it, so that nobody else refers to it.
         #: Where the roots' gradients live.
         self.device: torch.device | None = None
-        self.leaves: list[tuple[Leaf, list[torch.Tensor]]] = []
+        self.leaves: list[Entry] = []
         self.retained: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
 
@@ -279,11 +276,11 @@ class Sweep:
         post_hooks = [*(leaf.extras.post_hooks.values() if leaf.extras else ()), *(native_hooks or {}).values()]
         if post_hooks:
             # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
-            self._accumulate(tensor, [grad])
+            self._fill([(tensor, [grad])])
             for hook in post_hooks:
                 hook(tensor)
         else:
-            self.leaves.append((leaf, [grad]))
+            self.leaves.append((tensor, [grad]))
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
@@ -295,54 +292,16 @@ class Sweep:
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``; hand over to torch what arrived there."""
-        for leaf, buffer in self.leaves:
-            tensor = leaf.variable
-            if tensor is not None:
-                self._accumulate(tensor, buffer)
         retaining = {id(tensor) for tensor, _ in self.retained}
-        for tensor, grad in (*self.retained, *((t, g) for t, g in inputs if id(t) not in retaining)):
-            self._accumulate(tensor, [grad])
+        self._fill(self.leaves)
+        self._fill([(t, [g]) for t, g in self.retained])
+        self._fill([(t, [g]) for t, g in inputs if id(t) not in retaining])
         if self.bridged:
             hand_over(self.bridged, None)
 
-    def _accumulate(self, tensor: torch.Tensor, buffer: list[torch.Tensor]) -> None:
-        """Add the gradient in ``buffer``, a list of one that is emptied, to ``tensor.grad``."""
-        if self.create_graph:
-            before, grad = tensor.grad, buffer.pop()
-            # A copy that is recorded: the buffer may be somebody else's, and stays part of the history.
-            tensor.grad = grad.clone() if before is None else before + grad
-            return
-        with DisableTorchFunctionSubclass(), _accumulating, torch.no_grad():
-            slot: Any = torch.Tensor.grad
-            before = slot.__get__(tensor)
-            if before is None:
-                slot.__set__(tensor, _own(buffer, tensor))
-            elif before.requires_grad or before.layout is not buffer[0].layout:
-                slot.__set__(tensor, before + buffer.pop())
-            else:
-                before.add_(buffer.pop())
-
-
-def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
-    """The gradient in ``buffer`` as memory that belongs to nobody else, laid out as torch lays out ``.grad``: like a dense tensor itself.
-
-    Taken as it is when neither the object nor its storage is known to anyone; otherwise copied. The list is emptied so that
-    the reference count tells.
-    """
-    grad = buffer.pop()
-    alone = sys.getrefcount(grad) <= 2 and type(grad) is torch.Tensor
-    if grad.layout is not torch.strided:
-        return grad if alone else grad.clone()
-    dense = _dense(tensor)
-    if alone and storage_use_count(grad) == 1 and (grad.stride() == tensor.stride() if dense else grad.is_contiguous()):
-        return grad
-    if dense:
-        return torch.empty_like(tensor, requires_grad=False).as_subclass(torch.Tensor).copy_(grad)
-    return plain_alias(grad.clone(memory_format=torch.contiguous_format))
-
-
-def _dense(tensor: torch.Tensor) -> bool:
-    return tensor.is_contiguous() or tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    def _fill(self, entries: list[Entry]) -> None:
+        if entries:
+            (accumulate_recorded if self.create_graph else accumulate)(entries)
 
 
 def _untouched(node: Node) -> bool:
