@@ -56,7 +56,9 @@ def train_without_collector() -> None:
 
 
 def chains() -> None:
-    table = Table("ops", "record us/op", "backward us/op", "free us/op", title="A chain of multiplications on 4 elements")
+    table = Table(
+        "ops", "record us/op", "backward us/op", "free us/op", title="A chain of multiplications on 4 elements"
+    )
     for length in (3_000, 30_000, 300_000):
         x = tracer.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
         times = [time.perf_counter()]

@@ -7,7 +7,8 @@ import threading
 import types
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace as copy_with
+from dataclasses import dataclass
+from dataclasses import replace as copy_with
 from typing import Any, TypeVar
 
 import torch
@@ -23,7 +24,19 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Spelling:
     """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""
 
-    __slots__ = ("choose", "defaults", "func", "inplace", "order", "positional", "rule", "straight", "tails", "target", "varargs")
+    __slots__ = (
+        "choose",
+        "defaults",
+        "func",
+        "inplace",
+        "order",
+        "positional",
+        "rule",
+        "straight",
+        "tails",
+        "target",
+        "varargs",
+    )
 
     def __init__(
         self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool
@@ -71,7 +84,9 @@ class Spelling:
         for name, value in kwargs.items():
             known = "input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)
             if known not in names and known != "out" and isinstance(value, torch.Tensor):
-                raise UnsupportedCallError(f"{self.rule.name} got a tensor as '{name}', which its signature ({', '.join(names)}) has not")
+                raise UnsupportedCallError(
+                    f"{self.rule.name} got a tensor as '{name}', which its signature ({', '.join(names)}) has not"
+                )
             values[known] = value
         return tuple([values.get(n) for n in names])
 

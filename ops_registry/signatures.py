@@ -91,10 +91,24 @@ def _from_schema(schema: Any) -> Signature:
     returns_list = len(schema.returns) == 1 and str(schema.returns[0].type) == "List[Tensor]"
     self_position = own.index("self") if "self" in own else 0
     plain = frozenset(n for n, a in zip(names, arguments, strict=True) if _is_plain(str(a.type)))
-    constant = frozenset(n for n, a in zip(names, arguments, strict=True) if not re.search("Tensor|number", str(a.type)))
+    constant = frozenset(
+        n for n, a in zip(names, arguments, strict=True) if not re.search("Tensor|number", str(a.type))
+    )
     keyword_only = frozenset(n for n, a in zip(names, arguments, strict=True) if a.kwarg_only)
     may_alias = any(r.alias_info is not None for r in schema.returns)
-    return Signature(names, defaults, outputs, returns_list, varargs, self_position, plain, constant, keyword_only, len(positional), may_alias)
+    return Signature(
+        names,
+        defaults,
+        outputs,
+        returns_list,
+        varargs,
+        self_position,
+        plain,
+        constant,
+        keyword_only,
+        len(positional),
+        may_alias,
+    )
 
 
 def _is_plain(kind: str) -> bool:

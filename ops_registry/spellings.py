@@ -178,7 +178,7 @@ def spellings(func: Callable[..., Any]) -> dict[Callable[..., Any], bool]:
     if isinstance(func, torch._ops.OpOverload):
         return {func: False}
     if is_custom(func):
-        return {spelled: False for spelled in (func, *(getattr(func, o) for o in func.overloads()))}  # type: ignore[attr-defined]
+        return dict.fromkeys((func, *(getattr(func, o) for o in func.overloads())), False)  # type: ignore[attr-defined]
     name = base_name(func)
     if name.startswith("__"):
         return {func: name == "__setitem__"}

@@ -26,7 +26,7 @@ from tracer.errors import OutArgumentError
 from tracer.fallback import fallback_active, record_with_torch
 from tracer.graph import current, enter, tend
 from tracer.keeping import NUMBERS, keep
-from tracer.naming import describe, qualified, user_line
+from tracer.naming import describe, qualified
 from tracer.node import Node
 from tracer.parents import DIFFERENTIABLE, check_uncovered, find_parents, nodes_in
 from tracer.redispatch import redispatch
@@ -237,9 +237,7 @@ def _attach_structure(
     single = len(positions) == 1 and not variant.rule.signature.returns_list
     first = result[positions[0]]
     kept, saved = keep(variant, bound, result, extra)
-    node = enter(
-        Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, saved)
-    )
+    node = enter(Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, saved))
     if not single:
         node.extra().outputs = [None] * len(result)
     for i in positions:

@@ -39,7 +39,8 @@ def drop(input, p):
 
 def undrop(grad, mask, p):
     """``grad`` times the noise that ``mask`` stands for."""
-    return grad * (mask.to(grad.dtype) / (1 - p))
+    # Bytes become numbers much faster than bools do. The mask is a constant: its noise may be divided in place.
+    return grad * mask.view(torch.uint8).to(grad.dtype).div_(1 - p)
 
 
 def undropped(grad, train, p):

@@ -24,7 +24,9 @@ def reduced_dims(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     return tuple(sorted(int(d) % rank for d in dims)) if dims else tuple(range(rank))
 
 
-def restore_dims(value: torch.Tensor, shape: Sequence[int], dim: int | Sequence[int] | None, keepdim: bool) -> torch.Tensor:
+def restore_dims(
+    value: torch.Tensor, shape: Sequence[int], dim: int | Sequence[int] | None, keepdim: bool
+) -> torch.Tensor:
     """``value``, a reduction of a tensor of ``shape``, with the reduced dimensions put back with length 1."""
     if keepdim or not shape:
         return value

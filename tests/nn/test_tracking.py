@@ -219,14 +219,30 @@ def test_a_module_called_functionally() -> None:
 
 
 STOCK = {
-    "convolution": (lambda: torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, padding=1), torch.nn.BatchNorm2d(3), torch.nn.ReLU()), (2, 2, 5, 5)),
-    "volumes": (lambda: torch.nn.Sequential(torch.nn.Conv3d(1, 2, 2), torch.nn.MaxPool3d(2), torch.nn.Flatten()), (2, 1, 5, 5, 5)),
-    "sequence": (lambda: torch.nn.Sequential(torch.nn.Conv1d(2, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.GELU(), torch.nn.AvgPool1d(2)), (2, 2, 9)),
+    "convolution": (
+        lambda: torch.nn.Sequential(torch.nn.Conv2d(2, 3, 3, padding=1), torch.nn.BatchNorm2d(3), torch.nn.ReLU()),
+        (2, 2, 5, 5),
+    ),
+    "volumes": (
+        lambda: torch.nn.Sequential(torch.nn.Conv3d(1, 2, 2), torch.nn.MaxPool3d(2), torch.nn.Flatten()),
+        (2, 1, 5, 5, 5),
+    ),
+    "sequence": (
+        lambda: torch.nn.Sequential(
+            torch.nn.Conv1d(2, 4, 3), torch.nn.GroupNorm(2, 4), torch.nn.GELU(), torch.nn.AvgPool1d(2)
+        ),
+        (2, 2, 9),
+    ),
     "transformer": (lambda: torch.nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True), (2, 5, 8)),
     "decoder": (lambda: Decoder(), (2, 5, 8)),
     "weight norm": (lambda: torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(4, 3)), (2, 4)),
     "spectral norm": (lambda: torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 3)), (2, 4)),
-    "in-place activations": (lambda: torch.nn.Sequential(torch.nn.Linear(4, 5), torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 5), torch.nn.SiLU(inplace=True)), (2, 4)),
+    "in-place activations": (
+        lambda: torch.nn.Sequential(
+            torch.nn.Linear(4, 5), torch.nn.ReLU(inplace=True), torch.nn.Linear(5, 5), torch.nn.SiLU(inplace=True)
+        ),
+        (2, 4),
+    ),
 }
 
 
@@ -253,4 +269,6 @@ def test_gradients_of_stock_modules_equal_torchs(make, shape: tuple[int, ...]) -
         outputs.append(out.detach().as_subclass(torch.Tensor))
     torch.testing.assert_close(*outputs)
     for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}")
+        torch.testing.assert_close(
+            ours.grad, theirs.grad, rtol=1e-9, atol=1e-11, msg=lambda m, name=name: f"{name}: {m}"
+        )

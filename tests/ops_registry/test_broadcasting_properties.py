@@ -8,10 +8,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-
-import tracer
 from support.checking import check_differences, cotangents
 from support.strategies import broadcastable_shapes, tensor_of
+
+import tracer
 
 POSITIVE = (0.5, 2.0)
 ANY = (-2.0, 2.0)

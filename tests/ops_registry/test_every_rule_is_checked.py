@@ -7,9 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.checking import Case
 
 import ops_registry
-from support.checking import Case
 
 #: Rules of ops that need a GPU: ``test_copies.py`` has tests of theirs that run where there is one.
 GPU_ONLY = {"cuda", "pin_memory"}

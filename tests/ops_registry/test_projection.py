@@ -19,7 +19,8 @@ def test_a_fitting_gradient_is_returned_as_it_is() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "wanted"), [((2, 3), (3,)), ((2, 3), (2, 1)), ((2, 3), (1, 1)), ((2, 3), ()), ((0, 3), (1, 3)), ((4, 2, 3), (2, 1))]
+    ("given", "wanted"),
+    [((2, 3), (3,)), ((2, 3), (2, 1)), ((2, 3), (1, 1)), ((2, 3), ()), ((0, 3), (1, 3)), ((4, 2, 3), (2, 1))],
 )
 def test_broadcast_axes_are_summed(given: tuple[int, ...], wanted: tuple[int, ...]) -> None:
     grad = torch.arange(float(torch.Size(given).numel())).view(given)

@@ -51,7 +51,9 @@ def test_gradients_equal_torchs(name: str) -> None:
     x, native = tracer.tensor(data, requires_grad=True), data.clone().requires_grad_()
     out, expected = CALLS[name](x), CALLS[name](native)
     torch.testing.assert_close(out.detach().as_subclass(torch.Tensor), expected.detach())
-    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), x), torch.autograd.grad(expected.square().sum(), native))
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), x), torch.autograd.grad(expected.square().sum(), native)
+    )
 
 
 def test_a_signature_has_the_keyword_only_arguments_too() -> None:

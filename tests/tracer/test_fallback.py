@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.custom import mystery, mystery_pair
 
 import tracer
-from support.custom import mystery, mystery_pair
 
 
 def test_the_derivative_comes_from_torch() -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from support.custom import mystery
 
 import ops_registry
 import tracer
-from support.custom import mystery
 from tracer.graph import current
 
 

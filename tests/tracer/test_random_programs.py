@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.strategies import tensor_of
 
 import tracer
-from support.strategies import tensor_of
 
 # Ops that keep values in a moderate range, so that long programs neither overflow nor vanish.
 UNARY: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {

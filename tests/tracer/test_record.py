@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.custom import mystery_pair
 
 import ops_registry
 import tracer
-from support.custom import mystery_pair
 
 
 def leaf(*values: float) -> torch.Tensor:

@@ -36,7 +36,9 @@ def test_gradients_equal_torchs(name: str, torch_offers_redispatch: bool, monkey
     x, native = tracer.tensor(data, requires_grad=True), data.clone().requires_grad_()
     out, expected = function(x), function(native)
     torch.testing.assert_close(out.detach().as_subclass(torch.Tensor), expected.detach())
-    torch.testing.assert_close(torch.autograd.grad(out.square().sum(), x), torch.autograd.grad(expected.square().sum(), native))
+    torch.testing.assert_close(
+        torch.autograd.grad(out.square().sum(), x), torch.autograd.grad(expected.square().sum(), native)
+    )
 
 
 def test_an_error_in_the_body_leaves_no_state() -> None:

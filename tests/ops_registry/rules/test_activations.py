@@ -84,10 +84,19 @@ HARDSIGMOID = [
 
 CASES = [
     *HARDSIGMOID,
-    case("hardsigmoid", lambda x: F.hardsigmoid(x * 2, inplace=True), rand(3, 4), label="in-place", second="differences"),
+    case(
+        "hardsigmoid", lambda x: F.hardsigmoid(x * 2, inplace=True), rand(3, 4), label="in-place", second="differences"
+    ),
     case("hardsigmoid", lambda x: F.hardsigmoid(x.t()), rand(3, 4), label="transposed", second="differences"),
     # torch rounds 1 / alpha to float32 in the gradient of celu: central differences decide where that is not exact.
-    case("celu", lambda x: F.celu(x, alpha=0.6), rand(3, 4), label="inexact-alpha", second="differences", torch_agrees=False),
+    case(
+        "celu",
+        lambda x: F.celu(x, alpha=0.6),
+        rand(3, 4),
+        label="inexact-alpha",
+        second="differences",
+        torch_agrees=False,
+    ),
     *(case(name, f, rand(3, 4), label=label) for name, label, f in ACTIVATIONS),
     *(case(name, f, rand(1, 2, 1, 3, 2), label=f"rank-5-{label}") for name, label, f in ACTIVATIONS),
     *(case(name, lambda x, f=f: f(x.t()), rand(3, 4), label=f"transposed-{label}") for name, label, f in ACTIVATIONS),

@@ -65,7 +65,9 @@ CASES = [
     ),
     case("embedding", lambda w: torch.embedding(w, long(w, 2)) ** 2, rand(4, 3), label="0-d-index"),
     # torch's second derivative fails to reshape nothing.
-    case("embedding", lambda w: torch.embedding(w, long(w, [])) ** 2, rand(4, 3), second="differences", label="nothing"),
+    case(
+        "embedding", lambda w: torch.embedding(w, long(w, [])) ** 2, rand(4, 3), second="differences", label="nothing"
+    ),
     case("embedding", lambda w: torch.embedding(w.t(), indices=long(w, [2, 2])) ** 2, rand(4, 3), label="transposed"),
     case("embedding", lambda w: torch.embedding(w, long(w, [[[[1], [1]]]])) ** 2, rand(4, 3), label="rank-5"),
     case("embedding_dense_backward", dense_backward(-1, False), rand(2, 2, 3)),

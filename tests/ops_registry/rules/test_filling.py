@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.checking import Case, case, rand, run_case
 
 import tracer
-from support.checking import Case, case, rand, run_case
 
 
 def filled(name: str, *args: object):
@@ -37,8 +37,22 @@ CASES = [
     case("fill_", lambda x, v: (x * 2).fill_(v) * x, rand(0, 4), rand(), label="empty"),
     case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(3, 4)),
     case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(4), label="broadcast"),
-    case("copy_", lambda x, v: (x * 2).copy_(v) * x, rand(3), rand(3, dtype=torch.float32), label="dtype", differences=False, rtol=1e-6),
-    case("copy_", lambda x, v: ((x * 2).copy_(v) * x).abs(), rand(3, dtype=torch.complex128), rand(3), label="real-into-complex"),
+    case(
+        "copy_",
+        lambda x, v: (x * 2).copy_(v) * x,
+        rand(3),
+        rand(3, dtype=torch.float32),
+        label="dtype",
+        differences=False,
+        rtol=1e-6,
+    ),
+    case(
+        "copy_",
+        lambda x, v: ((x * 2).copy_(v) * x).abs(),
+        rand(3, dtype=torch.complex128),
+        rand(3),
+        label="real-into-complex",
+    ),
     *(case(name, filled(name, *args), rand(3, 4)) for name, args in RANDOM.items()),
     case("bernoulli", lambda x: torch.bernoulli(x) * x, rand(3, 4, low=0.1, high=0.9), differences=False),
     case("bernoulli", filled("bernoulli_", 0.4), rand(3, 4), label="in-place"),

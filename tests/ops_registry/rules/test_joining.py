@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
+from support.checking import Case, case, rand, run_case, values
 
 import tracer
-from support.checking import Case, case, rand, run_case, values
 
 C = torch.complex128
 VF = torch._C._VariableFunctions

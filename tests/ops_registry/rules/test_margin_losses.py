@@ -77,9 +77,15 @@ CASES = [
         for p in (1, 2)
         for w in (None, True)
     ),
-    case("multi_margin_loss", lambda x: F.multi_margin_loss(x, indices(2)(x)), rand(4), label="1-d", second="differences"),
     case(
-        "multi_margin_loss", lambda x: F.multi_margin_loss(x.t(), hard(x)), rand(4, 3), label="transposed", second="differences"
+        "multi_margin_loss", lambda x: F.multi_margin_loss(x, indices(2)(x)), rand(4), label="1-d", second="differences"
+    ),
+    case(
+        "multi_margin_loss",
+        lambda x: F.multi_margin_loss(x.t(), hard(x)),
+        rand(4, 3),
+        label="transposed",
+        second="differences",
     ),
     *(
         case(

@@ -141,7 +141,9 @@ CASES = [
         )
         for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF)
     ),
-    case("cdist", torch.cdist, rand(2, 1, 3, 2), rand(2, 4, 2, seed=1), label="batches-broadcast", second="differences"),
+    case(
+        "cdist", torch.cdist, rand(2, 1, 3, 2), rand(2, 4, 2, seed=1), label="batches-broadcast", second="differences"
+    ),
     case("cdist", torch.cdist, rand(30, 2), rand(26, 2, seed=1), label="many"),
     case(
         "cdist",

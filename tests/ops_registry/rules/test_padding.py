@@ -7,9 +7,9 @@ from functools import partial
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checking import Case, case, rand, run_case
 
 import tracer
-from support.checking import Case, case, rand, run_case
 
 C = torch.complex128
 nn = torch._C._nn

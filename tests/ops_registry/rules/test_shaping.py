@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
+from support.checking import Case, case, rand, run_case
 
 import tracer
-from support.checking import Case, case, rand, run_case
 
 C = torch.complex128
 aten = torch.ops.aten

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.checking import Case, case, rand, run_case
 
 import tracer
-from support.checking import Case, case, rand, run_case
 
 C = torch.complex128
 aten = torch.ops.aten
