@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import sys
 import time
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -71,7 +72,7 @@ def chains() -> None:
         times.append(time.perf_counter())
         del y, loss
         times.append(time.perf_counter())
-        table.add_row(f"{length:,}", *(f"{(b - a) / length * 1e6:.2f}" for a, b in zip(times, times[1:], strict=False)))
+        table.add_row(f"{length:,}", *(f"{(b - a) / length * 1e6:.2f}" for a, b in pairwise(times)))
     console.print(table)
 
 

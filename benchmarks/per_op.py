@@ -6,6 +6,7 @@ A chain of mul, add, tanh on 4 elements; a loop of LSTM cells; a small MLP. Sing
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import autograd
@@ -172,7 +173,7 @@ def main() -> None:
     report(f"{CELLS} LSTM cells, batch {BATCH}, hidden {HIDDEN}, forward + backward", timings, 1e-3, "ms")
 
     sizes = (16, 32, 32, 4)
-    weights = [array(*s) for a, b in zip(sizes, sizes[1:], strict=False) for s in ((a, b), (b,))]
+    weights = [array(*s) for a, b in pairwise(sizes) for s in ((a, b), (b,))]
     x, y = array(32, 16), array(32, 4)
     xt, yt = torch.from_numpy(x), torch.from_numpy(y)
     mlp_theirs, mlp_ours = [native(a) for a in weights], [tracked(a) for a in weights]

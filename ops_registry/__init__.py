@@ -9,7 +9,7 @@ from ops_registry.errors import (
 )
 from ops_registry.registry import RuleInfo, backward, decomposition, lookup, no_gradient, overloaded, use
 
-import ops_registry.rules  # isort: skip  (registers every rule)
+import ops_registry.rules  # noqa: F401  isort: skip  (registers every rule)
 from ops_registry.registry import rules  # isort: skip  (the function takes the name that the package had)
 
 __all__ = [

@@ -87,7 +87,7 @@ class Sweep:
                     continue
             if plain and node.extras is None and type(node) is Node:
                 steps = node.variant.steps or self._missing(node)
-                kept = node.kept if _untouched(node) else unpack(node)
+                kept: Any = node.kept if _untouched(node) else unpack(node)
                 if node.saved and not self.keep_graph:
                     node.kept, node.saved = None, ()
                 parents = node.parents
