@@ -59,3 +59,10 @@ def storage_use_count(tensor: torch.Tensor) -> int:
 
 
 skip_one_hop: Callable[..., Any] | None = getattr(torch._C, "_skip_one_hop_torch_function", None)
+
+#: The one place that every ``torch.autograd.Function.apply`` goes through, bound early or late: it never reaches interception.
+SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
+
+#: Compiled code, whose calls never reach interception either.
+ScriptFunction: Any = torch._C.ScriptFunction
+ScriptMethod: Any = torch._C.ScriptMethod

@@ -1,5 +1,6 @@
 """Interception, recording and the backward pass: everything that is about calls, and nothing about formulas."""
 
+from tracer import opaque as _opaque  # noqa: F401  (catches the calls that interception does not see)
 from tracer import record as _record  # noqa: F401  (gives the tensor its interception)
 from tracer.autograd import backward, grad
 from tracer.errors import (

@@ -88,7 +88,8 @@ def grad(
             results[i] = torch.zeros_like(tensor.detach())
         elif result is None and not allow_unused:
             raise UnusedInputError(
-                f"input {i}, of shape {tuple(tensor.shape)}, was not used to compute the outputs. Pass allow_unused=True to get None for it."
+                f"input {i}, of shape {tuple(tensor.shape)}, was not used to compute the outputs. Pass "
+                f"allow_unused=True to get None for it."
             )
     for tensor, gradient in sweep.retained:
         tensor.grad = gradient
@@ -125,7 +126,8 @@ def _root_gradient(output: torch.Tensor, gradient: torch.Tensor | None, position
             )
         if not output.dtype.is_floating_point:
             raise GradientArgumentError(
-                f"a gradient can be created implicitly only for real scalar outputs, and output {position} is {output.dtype}. Pass gradient=."
+                f"a gradient can be created implicitly only for real scalar outputs, and output {position} is "
+                f"{output.dtype}. Pass gradient=."
             )
         return torch.ones_like(output, memory_format=torch.preserve_format, requires_grad=False)
     if not isinstance(gradient, torch.Tensor):
@@ -149,8 +151,8 @@ def _roots(outputs: tuple[torch.Tensor, ...], gradients: list[torch.Tensor]) -> 
         node = any_node(output)
         if node is None:
             raise NoHistoryError(
-                f"output {i}, of shape {tuple(output.shape)}, does not require grad and has no history: no call on a tensor that requires grad "
-                f"has led to it. It was computed under torch.no_grad(), detached, or from tensors that do not require grad."
+                f"output {i}, of shape {tuple(output.shape)}, does not require grad and has no history: no call on a tensor that "
+                f"requires grad has led to it. It was computed under torch.no_grad(), detached, or from tensors that do not require grad."
             )
         roots.append((node, gradient if gradient.dtype == output.dtype else gradient.to(output.dtype)))
     return roots

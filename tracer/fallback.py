@@ -9,9 +9,9 @@ from typing import Any
 
 import torch
 
-from ops_registry.registry import op_name
 from ops_registry.rule import Formula, Rule, Step, Variant
 from ops_registry.signatures import Signature
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.node import Node
@@ -46,15 +46,19 @@ def fallback(source: str) -> Iterator[None]:
         _state.torch = before
 
 
-def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run ``func`` under torch's autograd on detached inputs and leave a node that asks it for the gradients."""
+def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+    """Run ``func`` under torch's autograd on detached inputs and leave a node that asks it for the gradients.
+
+    ``func`` may be user code: interception is on while it runs.
+    """
     parents: list[Node] = []
     leaves: list[torch.Tensor] = []
 
     def native_leaf(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             node = any_node(value)
-            plain = plain_alias(value)
+            with DisableTorchFunctionSubclass():
+                plain = plain_alias(value)
             if node is not None:
                 parents.append(node)
                 leaves.append(plain.requires_grad_())
@@ -66,27 +70,36 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
     result = func(*native_leaf(args), **native_leaf(kwargs))
     single = isinstance(result, torch.Tensor)
     items = [result] if single else list(result) if isinstance(result, tuple | list) else []
-    carrying = [i for i, item in enumerate(items) if isinstance(item, torch.Tensor) and item.requires_grad]
+    with DisableTorchFunctionSubclass():
+        # What a custom Function returns may be of our class and yet have a history in torch's autograd: ask torch, and go on plainly.
+        native_grad: Any = TensorBase.requires_grad
+        items = [
+            item.as_subclass(torch.Tensor) if isinstance(item, torch.Tensor) and native_grad.__get__(item) else item
+            for item in items
+        ]
+    carrying = [i for i, item in enumerate(items) if type(item) is torch.Tensor and item.requires_grad]
     if not carrying:
         return result
 
     def ask_torch(grad: Any, kept: tuple[Any, ...], needs: tuple[bool, ...] | None) -> Any:
         if torch.is_grad_enabled():
             raise UnsupportedError(
-                f"second derivative through {name}: its first one comes from torch's own autograd, which glassgrad cannot record. "
+                f"second derivative through torch:{name}: its first one comes from torch's own autograd, which glassgrad cannot record. "
                 f"Write a rule for it."
             )
         grads = (grad,) if single else tuple(grad)
         asked = [(items[i], grads[i]) for i in carrying if grads[i] is not None]
-        return torch.autograd.grad(
-            [t for t, _ in asked], leaves, [g for _, g in asked], retain_graph=True, allow_unused=True
-        )
+        # backward, not grad: torch's reentrant checkpoint takes no other, and leaves inside a custom Function get theirs too.
+        torch.autograd.backward([t for t, _ in asked], [g for _, g in asked], retain_graph=True)
+        found = [leaf.grad for leaf in leaves]
+        for leaf in leaves:
+            leaf.grad = None
+        return found
 
-    name = f"torch:{op_name(func)}"
     inputs = tuple(f"input{i}" for i in range(len(parents)))
     formula = Formula(ask_torch, inputs, True, ("grad",))
     positions = tuple(range(len(parents)))
-    rule = Rule(name, Signature(inputs, {}, returns_list=not single), (formula,))
+    rule = Rule(f"torch:{name}", Signature(inputs, {}, returns_list=not single), (formula,))
     variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents), 0, True),), (), None, ())
     first = items[carrying[0]]
     node = enter(Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None))
@@ -94,8 +107,9 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         node.extra().outputs = [None] * len(items)
     marked = []
     for i, item in enumerate(items):
-        plain: Any = plain_alias(item) if isinstance(item, torch.Tensor) else item
+        plain: Any = item
         if i in carrying:
+            plain = plain_alias(item)
             plain.__class__ = Tensor
             plain._node = node if single else node.output(i, plain.shape, plain.dtype)
         marked.append(plain)

@@ -285,7 +285,7 @@ def _without_rule(
     with DisableTorchFunctionSubclass():
         nodes = nodes_in((args, kwargs)) if torch.is_grad_enabled() else []
         if nodes and fallback_active() and not inplace.is_in_place(func):
-            return record_with_torch(func, args, kwargs)
+            return record_with_torch(func, args, kwargs, registry.op_name(func))
         written = args[0] if args and inplace.is_in_place(func) else None
         result = func(*args, **kwargs)
         if written is not None:
