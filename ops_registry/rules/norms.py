@@ -17,8 +17,8 @@ def linalg_vector_norm(grad, input, input_shape, result, ord, dim, keepdim):
         grad = restore_dims(grad, input_shape, dim, keepdim)
         result = restore_dims(result, input_shape, dim, keepdim)
     if ord == 2:
-        # Over infinity instead of 0, a zero vector gets 0, in any order.
-        return input * (grad / result.masked_fill(result == 0, torch.inf))
+        # A zero vector gets 0. There is no second derivative there: the division makes it nan, as in torch, and not a wrong 0.
+        return (input * (grad / result)).masked_fill(result == 0, 0)
     if ord == 1:
         return grad * input.sgn()
     if ord in (torch.inf, -torch.inf):
@@ -126,6 +126,8 @@ def _pulls(grad, x1, x2, p, result):
     between = x1.unsqueeze(-2) - x2.unsqueeze(-3)
     if p == torch.inf:  # here the coordinates that tie do not share, as in torch
         return grad.unsqueeze(-1) * between.sgn() * (between.abs() == result.unsqueeze(-1))
+    if p == 2:  # the distance of a point from itself is 0 whatever moves: nothing flows, in any order
+        return between * (grad / result.masked_fill(result == 0, torch.inf)).unsqueeze(-1)
     return linalg_vector_norm(grad, between, between.shape, result, p, -1, False)
 
 
