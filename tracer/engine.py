@@ -87,9 +87,15 @@ class Sweep:
                     continue
             if plain and node.extras is None and type(node) is Node:
                 steps = node.variant.steps or self._missing(node)
-                kept: Any = node.kept if _untouched(node) else unpack(node)
-                if node.saved and not self.keep_graph:
-                    node.kept, node.saved = None, ()
+                kept: Any = node.kept
+                if node.saved:
+                    for tensor, version in node.saved:
+                        if tensor._version != version:
+                            unpack(node)  # raises, with all that is to be said
+                    if not self.keep_graph:
+                        node.kept, node.saved = None, ()
+                elif kept is None:
+                    unpack(node)
                 parents = node.parents
                 try:
                     for step in steps:
@@ -302,14 +308,6 @@ class Sweep:
     def _fill(self, entries: list[Entry]) -> None:
         if entries:
             (accumulate_recorded if self.create_graph else accumulate)(entries)
-
-
-def _untouched(node: Node) -> bool:
-    """Whether nothing that ``node`` kept was released or written since."""
-    for tensor, version in node.saved:
-        if tensor._version != version:
-            return False
-    return node.kept is not None
 
 
 def _leading_to(targets: set[Node], order: list[Node], through_bridges: bool) -> set[Node]:

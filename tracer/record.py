@@ -53,10 +53,51 @@ def intercept(
         return _without_rule(func, types, args, kwargs or _NO_KWARGS)
     if spelling.straight and not kwargs:
         given = gather_varargs(args) if spelling.varargs else args
+        count = len(given)
         tails = spelling.tails
-        if len(given) < len(tails):
+        if count < len(tails):
+            # The common case, a call by position of an op whose rule wants nothing special: what ``find_parents``, ``keep`` and
+            # ``attach`` do for all others, in one stretch for speed.
+            rule = spelling.rule
+            bound = given + tails[count]
+            mask = 0
             with DisableTorchFunctionSubclass():
-                return _straight(spelling.rule, func, args, given + tails[len(given)])
+                if is_grad_enabled():
+                    parents: tuple[Any, ...] = ()
+                    bit = 1
+                    for position in rule.positions:
+                        value = bound[position]
+                        kind = type(value)
+                        if kind is Tensor:
+                            node = value._node
+                            if node is not None:
+                                parents += (node,)
+                                mask |= bit
+                        elif kind not in NUMBERS and (kind is not _PLAIN or value.requires_grad):
+                            mask, parents, has_native = find_parents(rule, bound)
+                            if has_native:
+                                return _with_native(rule, mask, parents, func, args, bound)
+                            break
+                        bit += bit
+                    if rule.uncovered_positional:
+                        check_uncovered(rule, bound)
+                result = func(*args)
+                if not mask:
+                    return mark_untracked(result, args, None)
+                if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
+                    return attach(rule, mask, parents, bound, result, _NO_KWARGS)
+                variant = rule.variants.get(mask) or rule.variant(mask)
+                if variant.gather is None:
+                    node = Node(variant, parents, result.shape, result.dtype)
+                else:
+                    node = Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, _NO_KWARGS))
+                graph = current.graph
+                graph.note(ref(node))
+                if graph.record_lines or not node.serial & 4095:
+                    tend(graph, node)
+                result.__class__ = Tensor
+                result._node = node  # type: ignore[attr-defined]
+                return result
     if spelling.choose is not None:
         spelling = spelling.choose(args, kwargs or _NO_KWARGS)
     rule = spelling.rule
@@ -160,47 +201,6 @@ def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dic
     if type(nest) in (tuple, list):
         return type(nest)([_without_history(value, aliases, originals) for value in nest])
     return nest
-
-
-def _straight(rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], bound: tuple[Any, ...]) -> Any:
-    """A call by position of an op whose rule wants nothing special: what ``find_parents`` and ``attach`` do, in one stretch for speed."""
-    mask = 0
-    if is_grad_enabled():
-        parents: tuple[Any, ...] = ()
-        bit = 1
-        for position in rule.positions:
-            value = bound[position]
-            kind = type(value)
-            if kind is Tensor:
-                node = value._node
-                if node is not None:
-                    parents += (node,)
-                    mask |= bit
-            elif kind not in NUMBERS and (kind is not _PLAIN or value.requires_grad):
-                mask, parents, has_native = find_parents(rule, bound)
-                if has_native:
-                    return _with_native(rule, mask, parents, func, args, bound)
-                break
-            bit += bit
-        if rule.uncovered_positional:
-            check_uncovered(rule, bound)
-    result = func(*args)
-    if not mask:
-        return mark_untracked(result, args, None)
-    if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
-        return attach(rule, mask, parents, bound, result, _NO_KWARGS)
-    variant = rule.variants.get(mask) or rule.variant(mask)
-    if variant.gather is None:
-        node = Node(variant, parents, result.shape, result.dtype)
-    else:
-        node = Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, _NO_KWARGS))
-    graph = current.graph
-    graph.note(ref(node))
-    if graph.record_lines or not node.serial & 4095:
-        tend(graph, node)
-    result.__class__ = Tensor
-    result._node = node  # type: ignore[attr-defined]
-    return result
 
 
 def attach(

@@ -21,7 +21,9 @@ NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], tuple[int, ...]]] = {
     ),
     "transformer": (lambda: torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True), (2, 6, 16)),
     "linear": (
-        lambda: torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Softmax(-1)),
+        lambda: torch.nn.Sequential(
+            torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16), torch.nn.Softmax(-1)
+        ),
         (2, 6, 16),
     ),
 }
