@@ -31,6 +31,7 @@ from tracer.node import Node
 from tracer.parents import DIFFERENTIABLE, check_uncovered, find_parents, nodes_in
 from tracer.redispatch import redispatch
 from tracer.tensor import HANDLERS, Tensor, plain_alias
+from tracer.views import note_view
 
 _NO_KWARGS: dict[str, Any] = {}
 is_grad_enabled = torch.is_grad_enabled
@@ -214,7 +215,7 @@ def attach(
         return result
     node = enter(Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, extra)))
     if result._base is not None:
-        inplace.note_view(result)
+        note_view(result, bound[0])
     result.__class__ = Tensor
     result._node = node  # type: ignore[attr-defined]
     return result
@@ -243,22 +244,22 @@ def _attach_structure(
     for i in positions:
         item = result[i]
         if item._base is not None:
-            inplace.note_view(item)
+            note_view(item, bound[0], multiple=True)
         item.__class__ = Tensor
         item._node = node if single else node.output(i, item.shape, item.dtype)
     return result
 
 
-def mark_untracked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> Any:
+def mark_untracked(result: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None, multiple: bool = False) -> Any:
     """Mark fresh results of a call that leaves no node: they are tracked tensors that do not require grad."""
     if type(result) is _PLAIN:
         if result.dtype in DIFFERENTIABLE and not _came_in(result, args, kwargs):
             if result._base is not None:
-                inplace.note_view(result)
+                note_view(result, args[0] if args else None, multiple)
             result.__class__ = Tensor
     elif isinstance(result, tuple | list) and type(result) is not torch.Size:
         for item in result:
-            mark_untracked(item, args, kwargs)
+            mark_untracked(item, args, kwargs, multiple=True)
     return result
 
 
@@ -328,7 +329,7 @@ def _attach_missing(
     node.extra().outputs = [None] * len(fresh)
     for i, item in enumerate(fresh):
         if item._base is not None:
-            inplace.note_view(item)
+            note_view(item, args[0] if args else None, multiple=len(fresh) > 1)
         item.__class__ = Tensor
         item._node = node.output(i, item.shape, item.dtype)  # type: ignore[attr-defined]
     return result

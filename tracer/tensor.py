@@ -26,7 +26,7 @@ _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
-_OWN = frozenset({"_node", "_views"})
+_OWN = frozenset({"_node", "_refused", "_views"})
 
 
 class Tensor(torch.Tensor):

@@ -1,6 +1,7 @@
 """Parts of a tensor and tensors built around one: diagonals, triangles, sliding windows, strides."""
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.registry import backward
 
@@ -118,3 +119,36 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
 
 
 backward(torch.as_strided_copy)(as_strided)
+
+
+# writing through a view
+
+
+def write_region(input, value, size, stride, storage_offset):
+    """``input`` with ``value`` in the part of its memory that a view of this geometry shows.
+
+    What an in-place write through a view does to the tensor whose memory it shares. ``input`` is dense.
+    """
+    if has_torch_function((input, value)):
+        return handle_torch_function(write_region, (input, value), input, value, size, stride, storage_offset)
+    return torch.as_strided_scatter(input, value, size, stride, storage_offset)
+
+
+@backward(write_region, wrt="input")
+def write_region_input(grad, input_stride, input_offset, size, stride, storage_offset):
+    memory, order = in_memory_order(grad, input_stride)
+    overwritten = memory.new_zeros(size)
+    kept = torch.as_strided_scatter(memory, overwritten, size, stride, storage_offset - input_offset)
+    return kept.permute([order.index(d) for d in range(len(order))])
+
+
+@backward(write_region, wrt="value")
+def write_region_value(grad, input_stride, input_offset, size, stride, storage_offset):
+    memory, _ = in_memory_order(grad, input_stride)
+    return memory.as_strided(size, stride, storage_offset - input_offset)
+
+
+def in_memory_order(grad, strides):
+    """``grad`` of a dense tensor with these strides, permuted so that its own memory is laid out as the tensor's is; and the order."""
+    order = sorted(range(len(strides)), key=lambda d: -strides[d])
+    return grad.permute(order).contiguous(), order

@@ -7,6 +7,7 @@ import torch
 from support.checking import Case, case, rand, run_case
 
 import tracer
+from ops_registry.rules.views import write_region
 
 C = torch.complex128
 aten = torch.ops.aten
@@ -18,6 +19,24 @@ def square(x: torch.Tensor) -> torch.Tensor:
 
 
 CASES = [
+    # torch's own backward of as_strided_scatter is wrong towards the tensor written into: differences decide.
+    case(
+        "write_region",
+        lambda x, v: write_region(x, v, (2, 2), (4, 1), 1),
+        rand(3, 4),
+        rand(2, 2),
+        torch_agrees=False,
+        second="differences",
+    ),
+    case(
+        "write_region",
+        lambda x, v: write_region(x.t() * 1, v * v, (2,), (3,), 2),
+        rand(3, 4),
+        rand(2),
+        torch_agrees=False,
+        second="differences",
+        label="transposed",
+    ),
     # diagonals
     case("diagonal", lambda x: square(x.diagonal()), rand(3, 4)),
     case(
