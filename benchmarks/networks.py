@@ -1,6 +1,7 @@
 """Claim: on real networks glassgrad takes torch's time and torch's memory.
 
-A ResNet-18-shaped CNN at 32x3x64x64 and a 4-layer transformer at 8x128x256, one training step each. Time is measured in turns in one
+A ResNet-18-shaped CNN at 32x3x64x64, a 4-layer transformer at 8x128x256 and an LSTM over 200 steps, its cells written out and its states
+written into a buffer, one training step each. Time is measured in turns in one
 process; peak memory in a fresh process each (growth of the resident set above what the model and its optimiser need at rest).
 """
 
@@ -65,11 +66,33 @@ def transformer() -> torch.nn.Module:
     )
 
 
+class LSTM(torch.nn.Module):
+    """An LSTM whose cells are written out, as people write them."""
+
+    def __init__(self, inputs: int = 64, hidden: int = 128) -> None:
+        super().__init__()
+        self.hidden = hidden
+        self.gates = torch.nn.Linear(inputs + hidden, 4 * hidden)
+        self.head = torch.nn.Linear(hidden, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        states = x.new_zeros(x.shape[0], x.shape[1], self.hidden)
+        h = c = x.new_zeros(x.shape[0], self.hidden)
+        for t in range(x.shape[1]):
+            i, f, g, o = self.gates(torch.cat([x[:, t], h], 1)).chunk(4, 1)
+            c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+            h = o.sigmoid() * c.tanh()
+            states[:, t] = h
+        return self.head(states)
+
+
 def make_step(network: str, engine: str) -> Callable[[], object]:
     """One training step: forward, backward, optimiser."""
     torch.manual_seed(0)
     if network == "cnn":
         model, data, target = resnet18(), torch.randn(32, 3, 64, 64), torch.randint(10, (32,))
+    elif network == "lstm":
+        model, data, target = LSTM(), torch.randn(32, 200, 64), torch.randint(10, (32 * 200,))
     else:
         model, data, target = transformer(), torch.randn(8, 128, 256), torch.randint(10, (8 * 128,))
     if engine == "glassgrad":
@@ -133,6 +156,7 @@ def main() -> None:
     for network, title in (
         ("cnn", "ResNet-18-shaped CNN, 32x3x64x64"),
         ("transformer", "4-layer transformer, 8x128x256"),
+        ("lstm", "LSTM written out, 32x200x64"),
     ):
         timings = compare({e: make_step(network, e) for e in ("torch", "glassgrad")}, options.rounds, 1)
         report(f"{title}: one training step", timings, 1e-3, "ms")

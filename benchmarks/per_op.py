@@ -21,31 +21,32 @@ import tracer
 CHAIN, CELLS, HIDDEN, BATCH = 100, 40, 16, 4
 
 
-def chain_torch(x: torch.Tensor) -> None:
+def chain_torch(x: torch.Tensor, w: Any, b: Any) -> None:
     h = x
     for _ in range(CHAIN):
-        h = (h * 1.01 + 0.01).tanh()
+        h = (h * w + b).tanh()
     h.sum().backward()
-    x.grad = None
+    for leaf in (x, w, b):
+        if isinstance(leaf, torch.Tensor):
+            leaf.grad = None
 
 
-def chain_autograd() -> Callable[[], object]:
-    def loss(x: Any) -> Any:
-        h = x
+def chain_autograd(x: Any, w: Any, b: Any) -> Callable[[], object]:
+    def loss(leaves: Any) -> Any:
+        h, w, b = leaves
         for _ in range(CHAIN):
-            h = anp.tanh(h * 1.01 + 0.01)
+            h = anp.tanh(h * w + b)
         return anp.sum(h)
 
-    gradient, x = autograd.grad(loss), np.linspace(-1.0, 1.0, 4)
-    return lambda: gradient(x)
+    gradient = autograd.grad(loss if isinstance(w, np.ndarray) else lambda x: loss((x, w, b)))
+    return lambda: gradient((x, w, b) if isinstance(w, np.ndarray) else x)
 
 
-def chain_mygrad() -> Callable[[], object]:
+def chain_mygrad(x: Any, w: Any, b: Any) -> Callable[[], object]:
     def run() -> None:
-        x = mg.tensor(np.linspace(-1.0, 1.0, 4))
-        h = x
+        h, tw, tb = (mg.tensor(a) if isinstance(a, np.ndarray) else a for a in (x, w, b))
         for _ in range(CHAIN):
-            h = mg.tanh(h * 1.01 + 0.01)
+            h = mg.tanh(h * tw + tb)
         h.sum().backward()
 
     return run
@@ -143,19 +144,27 @@ def main() -> None:
     def array(*shape: int) -> Any:
         return (rng.standard_normal(shape) * 0.3).astype(np.float32)
 
-    start = np.linspace(-1.0, 1.0, 4, dtype=np.float32)
-    x1, x2 = native(start), tracked(start)
-    timings = compare(
-        {
-            "torch": lambda: chain_torch(x1),
-            "glassgrad": lambda: chain_torch(x2),
-            "HIPS autograd": chain_autograd(),
-            "MyGrad": chain_mygrad(),
-        },
-        rounds=60,
-        calls=5,
-    )
-    report(f"mul, add, tanh on 4 elements, {3 * CHAIN} ops, forward + backward", timings, 3e-6 * CHAIN, "us per op")
+    start, scale, shift = np.linspace(-1.0, 1.0, 4), np.full(4, 1.01), np.full(4, 0.01)
+    for operands, w, b in (("numbers", 1.01, 0.01), ("tensors that want gradients", scale, shift)):
+        theirs, ours = [
+            [make(a) if isinstance(a, np.ndarray) else a for a in (start, w, b)] for make in (native, tracked)
+        ]
+        timings = compare(
+            {
+                "torch": lambda theirs=theirs: chain_torch(*theirs),
+                "glassgrad": lambda ours=ours: chain_torch(*ours),
+                "HIPS autograd": chain_autograd(start, w, b),
+                "MyGrad": chain_mygrad(start, w, b),
+            },
+            rounds=40,
+            calls=5,
+        )
+        report(
+            f"mul, add, tanh on 4 elements, {3 * CHAIN} ops; factors and terms are {operands}",
+            timings,
+            3e-6 * CHAIN,
+            "us per op",
+        )
 
     x, w, u, b = array(BATCH, 8), array(8, 4 * HIDDEN), array(HIDDEN, 4 * HIDDEN), array(4 * HIDDEN)
     xt = torch.from_numpy(x)

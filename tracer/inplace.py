@@ -12,7 +12,7 @@ from ops_registry.rule import FROM_RESULT, Variant
 from ops_registry.torch_private import set_grad_enabled
 from tracer.errors import InPlaceError
 from tracer.graph import enter
-from tracer.keeping import keep
+from tracer.keeping import keep, note_write
 from tracer.node import Leaf, Node
 from tracer.parents import DIFFERENTIABLE, find_parents
 from tracer.tensor import Tensor, plain_alias
@@ -40,6 +40,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
         result = func(*args, **kwargs)
         if rule.name not in GEOMETRY:
             written_unrecorded(target)
+            note_write(target, rule.name)
         return result
     check_write(target, rule.name)
     if rule.name not in GEOMETRY:
@@ -68,6 +69,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
         rebase(target, node)
     else:
         rewrite(target, node)
+        note_write(target, rule.name)
     return None if func is torch.Tensor.__setitem__ else target
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from typing import Any
 
@@ -78,12 +79,32 @@ def unpack(node: Node) -> tuple[Any, ...]:
         )
     for position, (tensor, version) in enumerate(node.saved):
         if tensor._version != version:
+            writer = last_write(tensor)
             raise OverwrittenError(
                 f"{describe_node(node)} kept '{_name_of(node, position)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at "
-                f"version {version}; it was since overwritten in place and is at version {tensor._version}. Write out of place, or "
-                f"into a clone."
+                f"version {version}; it was since overwritten in place{writer} and is at version {tensor._version}. Write out of place, "
+                f"or into a clone."
             )
     return kept
+
+
+#: The op that last wrote in place into a storage (by its address), the shape it wrote and the version it left; the latest 256.
+_writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
+
+
+def note_write(target: torch.Tensor, name: str) -> None:
+    """Remember that the op has just written into ``target``, for the error of whoever kept what was there."""
+    address = target.untyped_storage().data_ptr()
+    _writes[address] = (name, target.shape, target._version)
+    _writes.move_to_end(address)
+    if len(_writes) > 256:
+        _writes.popitem(last=False)
+
+
+def last_write(tensor: torch.Tensor) -> str:
+    """`` by mul_ of shape (2,)``, where that is known."""
+    name, shape, version = _writes.get(tensor.untyped_storage().data_ptr(), ("", torch.Size(), -1))
+    return f" by {name}_ of shape {tuple(shape)}" if version == tensor._version else ""
 
 
 def release(node: Node) -> None:

@@ -94,7 +94,7 @@ MISUSES: list[tuple[str, Callable[[torch.Tensor], object], type[Exception], str]
         "overwritten result",
         overwritten,
         tracer.OverwrittenError,
-        r"sigmoid .*'result'.*shape \(2,\), at version 0.*at version [12]",
+        r"sigmoid .*'result'.*shape \(2,\), at version 0.*overwritten in place by __setitem__.*at version [12]",
     ),
     (
         "missing rule",
