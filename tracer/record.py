@@ -118,20 +118,20 @@ def intercept(
                     raise
             else:
                 mask, parents, has_native = find_parents(rule, bound)
+        if kwargs and torch.is_grad_enabled() and (mask or nodes_in(kwargs.get("out"))):
+            _refuse_out(rule.name, kwargs)
         if not mask:
             return mark_untracked(func(*args, **kwargs) if kwargs else func(*args), args, kwargs)
-        if kwargs:
-            _refuse_out(rule, kwargs)
         if has_native:
             return _with_native(rule, mask, parents, func, args, bound, kwargs)
         result, extra = _run(rule, func, args, bound, kwargs)
         return attach(rule, mask, parents, bound, result, extra)
 
 
-def _refuse_out(rule: Rule, kwargs: dict[str, Any]) -> None:
+def _refuse_out(name: str, kwargs: dict[str, Any]) -> None:
     if kwargs.get("out") is not None:
         raise OutArgumentError(
-            f"{rule.name}() was called with out= and an argument that requires grad: what is written there would have no "
+            f"{name}() was called with out= and an argument that requires grad: what is written there would have no "
             f"history. Use the result, or call it under torch.no_grad()."
         )
 
@@ -139,7 +139,7 @@ def _refuse_out(rule: Rule, kwargs: dict[str, Any]) -> None:
 def _decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
-        _refuse_out(spelling.rule, kwargs)
+        _refuse_out(spelling.rule.name, kwargs)
         assert spelling.rule.body is not None
         result = spelling.rule.body(*spelling.bind(args, kwargs))
         return args[0].copy_(result) if spelling.inplace else result
@@ -287,6 +287,8 @@ def _without_rule(
         nodes = nodes_in((args, kwargs)) if torch.is_grad_enabled() else []
         if nodes and fallback_active() and not inplace.is_in_place(func):
             return record_with_torch(func, args, kwargs, registry.op_name(func))
+        if nodes:
+            _refuse_out(qualified(func), kwargs)
         written = args[0] if args and inplace.is_in_place(func) else None
         result = func(*args, **kwargs)
         if written is not None:

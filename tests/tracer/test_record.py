@@ -114,3 +114,12 @@ def test_results_that_no_gradient_reaches_need_no_rule() -> None:
     mystery_pair(x)
     (x * 2).sum().backward()
     assert x.grad is not None
+
+
+def test_out_that_requires_grad_itself_is_refused() -> None:
+    x = leaf(1.0)
+    with pytest.raises(tracer.OutArgumentError, match=r"add\(\)"):
+        torch.add(torch.ones(1), torch.ones(1), out=x)
+    with torch.no_grad():
+        torch.add(torch.ones(1), torch.ones(1), out=x)
+    assert x.tolist() == [2.0]
