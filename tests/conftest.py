@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import ops_registry
-from ops_registry.registry import TABLE, active
+from ops_registry.registry import _RULES, TABLE, active
 from tracer.graph import current
 
 settings.register_profile(
@@ -48,3 +48,14 @@ def no_state_left_behind() -> Iterator[None]:
     assert current.graph is graph, "the test left a Graph open"
     assert len(ops_registry.rules()) == rules, "the test left a rule registered"
     assert gc.isenabled(), "the test left the garbage collector off"
+
+
+@pytest.fixture
+def clean_registry() -> Iterator[None]:
+    """Whatever rules a test registers are gone afterwards."""
+    table, rules = dict(TABLE), dict(_RULES)
+    yield
+    TABLE.clear()
+    TABLE.update(table)
+    _RULES.clear()
+    _RULES.update(rules)

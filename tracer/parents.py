@@ -6,9 +6,11 @@ a history is bridged: the gradient that arrives there is handed to torch's own b
 
 from __future__ import annotations
 
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.rule import Rule
@@ -21,6 +23,10 @@ DIFFERENTIABLE = frozenset(
 )
 
 _PLAIN = torch.Tensor
+
+#: The nodes of native leaves, so that all uses of one meet. Beside the tensors and not on them: an attribute would be copied and saved
+#: along with a tensor, and the copy's gradient would go to the original.
+_adopted: MutableMapping[torch.Tensor, Leaf] = WeakTensorKeyDictionary()
 
 
 def find_parents(rule: Rule, bound: tuple[Any, ...]) -> tuple[int, tuple[Any, ...], bool]:
@@ -66,10 +72,10 @@ def node_of(tensor: torch.Tensor) -> Node:
     """The node of a plain tensor that requires grad in torch's own autograd."""
     if not tensor.is_leaf:
         return Bridge(tensor)
-    # Cached on the tensor, so that all its uses meet in one node. The leaf holds it weakly: no cycle.
-    leaf = getattr(tensor, "_node", None)
+    leaf = _adopted.get(tensor)
     if leaf is None:
-        leaf = tensor._node = Leaf(tensor, tensor.shape, tensor.dtype)  # type: ignore[attr-defined]
+        leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype)
+    leaf.shape, leaf.dtype = tensor.shape, tensor.dtype  # .data may have been set since
     return leaf
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import MutableMapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.registry import TABLE
 from ops_registry.rule import Rule, make_formula
@@ -59,17 +61,25 @@ def note_view(view: torch.Tensor, source: Any, multiple: bool = False) -> None:
 
 
 def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
-    """The list on ``base`` of the views of it."""
+    """The list of the views of ``base``: on a tracked tensor itself, beside a plain one (whose attributes are copied and saved with it)."""
+    if type(base) is not Tensor:
+        views = _of_plain.get(base)
+        if views is None:
+            views = _of_plain[base] = []
+        return views
     views = getattr(base, "_views", None)
     if views is None:
         views = base._views = []
     return views
 
 
+_of_plain: MutableMapping[torch.Tensor, list[weakref.ref[torch.Tensor]]] = WeakTensorKeyDictionary()
+
+
 def live_views(base: torch.Tensor) -> list[torch.Tensor]:
     """The views of ``base`` that are alive."""
-    found = [v() for v in getattr(base, "_views", ())]
-    return [v for v in found if v is not None]
+    views: Any = getattr(base, "_views", ()) if isinstance(base, Tensor) else _of_plain.get(base, ())
+    return [view for reference in views if (view := reference()) is not None]
 
 
 def prepare(target: torch.Tensor, name: str) -> None:
@@ -146,7 +156,9 @@ def rebase(target: torch.Tensor, node: Node) -> None:
     """Let ``node`` be the history of ``target`` from now on."""
     old = getattr(target, "_node", None)
     if type(target) is not Tensor:
-        target.__class__ = Tensor
+        tracked: Any = target
+        tracked._views = _of_plain.pop(target, [])
+        tracked.__class__ = Tensor
     if old is not None and old.extras is not None and old.extras.retain is not None:
         # retain_grad follows the tensor; hooks stay with the value that they saw.
         node.extra().retain, old.extras.retain = old.extras.retain, None

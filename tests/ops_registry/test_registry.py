@@ -10,18 +10,6 @@ import torch.nn.functional as F
 
 import ops_registry
 import tracer
-from ops_registry.registry import _RULES, TABLE
-
-
-@pytest.fixture
-def clean_registry():
-    """Whatever a test registers is gone afterwards."""
-    table, rules = dict(TABLE), dict(_RULES)
-    yield
-    TABLE.clear()
-    TABLE.update(table)
-    _RULES.clear()
-    _RULES.update(rules)
 
 
 def leaf(*values: float) -> torch.Tensor:

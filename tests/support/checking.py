@@ -7,7 +7,7 @@ differences in float64.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -206,3 +206,18 @@ def check_second_differences(
     torch.testing.assert_close(
         predicted, measured, rtol=1e-5, atol=1e-6, check_dtype=False, msg=lambda m: f"second, by differences: {m}"
     )
+
+
+def check_under_autocast(
+    function: Callable[..., Any], makers: Sequence[Make], device: torch.device, rtol: float = 0, atol: float = 0
+) -> None:
+    """Under autocast the result and the gradients are torch's, dtypes included; to the bit unless tolerances are given."""
+    found = []
+    for track in (True, False):
+        data = [make(device) for make in makers]
+        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            out = function(*leaves)
+        out.backward(cotangents([out])[0])
+        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
+    torch.testing.assert_close(*found, rtol=rtol, atol=atol)

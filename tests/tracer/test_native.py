@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 
@@ -77,3 +80,31 @@ def test_a_plain_module_beside_a_tracked_input_gets_its_gradients() -> None:
     twin(data).sum().backward()
     for ours, theirs in zip(layer.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad)
+
+
+def test_a_copy_of_an_adopted_leaf_gets_its_own_gradient() -> None:
+    x, w = tracer.tensor([2.0]), torch.tensor([3.0], requires_grad=True)
+    (x * w).sum().backward()
+    twin = copy.deepcopy(w)
+    w.grad = twin.grad = None
+    (x * twin).sum().backward()
+    assert twin.grad is not None and twin.grad.tolist() == [2.0] and w.grad is None
+
+
+def test_an_adopted_leaf_and_a_plain_tensor_with_views_are_saved_as_they_are() -> None:
+    x, w, base = tracer.tensor([2.0, 1.0]), torch.tensor([3.0, 1.0], requires_grad=True), torch.zeros(2)
+    (x * w).sum().backward()
+    base.view_as(x).add_(1)
+    for tensor in (w, base):
+        file = io.BytesIO()
+        torch.save(tensor, file)
+        file.seek(0)
+        assert torch.load(file).tolist() == tensor.tolist()
+
+
+def test_an_adopted_leaf_may_change_its_shape() -> None:
+    x, w = tracer.tensor([2.0]), torch.tensor([3.0], requires_grad=True)
+    (x * w).sum().backward()
+    w.data, w.grad = torch.ones(3), None
+    (x * w).sum().backward()
+    assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]

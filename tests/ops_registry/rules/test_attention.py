@@ -7,7 +7,18 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.checking import Case, Make, as_outputs, case, cotangents, derivatives, plain, rand, run_case
+from support.checking import (
+    Case,
+    Make,
+    as_outputs,
+    case,
+    check_under_autocast,
+    cotangents,
+    derivatives,
+    plain,
+    rand,
+    run_case,
+)
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import ops_registry
@@ -270,12 +281,4 @@ def test_a_causal_transformer_layer_in_training_equals_torch(device: torch.devic
 @pytest.mark.parametrize("name", AUTOCAST)
 def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
     function, *makers = AUTOCAST[name]
-    found = []
-    for track in (True, False):
-        data = [make(device) for make in makers]
-        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            out = function(*leaves)
-        out.backward(cotangents([out])[0])
-        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
-    torch.testing.assert_close(*found, rtol=2e-2, atol=2e-2)
+    check_under_autocast(function, makers, device, rtol=2e-2, atol=2e-2)

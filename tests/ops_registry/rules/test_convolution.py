@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.checking import Case, case, cotangents, plain, rand, run_case, values
+from support.checking import Case, case, check_under_autocast, cotangents, plain, rand, run_case, values
 
 import tracer
 
@@ -248,12 +248,4 @@ def test_third_derivatives_equal_torch(device: torch.device) -> None:
 @pytest.mark.parametrize("name", AUTOCAST)
 def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
     function, *makers = AUTOCAST[name]
-    found = []
-    for track in (True, False):
-        data = [make(device) for make in makers]
-        leaves = [tracer.track(d, True) if track else d.requires_grad_() for d in data]
-        with torch.autocast(device.type, dtype=torch.bfloat16):
-            out = function(*leaves)
-        out.backward(cotangents([out])[0])
-        found.append([plain(t) for t in (out, *(leaf.grad for leaf in leaves))])
-    torch.testing.assert_close(*found, rtol=0, atol=0)
+    check_under_autocast(function, makers, device)
