@@ -32,6 +32,7 @@ class Spelling:
         "order",
         "positional",
         "rule",
+        "run",
         "straight",
         "tails",
         "target",
@@ -42,6 +43,9 @@ class Spelling:
         self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool
     ) -> None:
         self.func = func
+        #: What to run for it: the C method itself, for an operator that torch wraps in Python to turn a TypeError into NotImplemented.
+        wrapped = getattr(func, "__wrapped__", None)
+        self.run = wrapped if isinstance(wrapped, types.MethodDescriptorType) else func
         self.rule = rule
         self.inplace = inplace
         #: Names of the spelling's own positional arguments, where they differ in order from the rule's.

@@ -82,7 +82,7 @@ def intercept(
                         bit += bit
                     if rule.uncovered_positional:
                         check_uncovered(rule, bound)
-                result = func(*args)
+                result = spelling.run(*args)
                 if not mask:
                     return mark_untracked(result, args, None)
                 if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:

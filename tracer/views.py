@@ -69,7 +69,7 @@ def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
         return views
     views = getattr(base, "_views", None)
     if views is None:
-        views = base._views = []
+        views = base._views = []  # type: ignore[attr-defined]
     return views
 
 
