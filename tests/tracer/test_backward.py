@@ -19,6 +19,7 @@ def test_backward_fills_leaves() -> None:
 
 
 def test_a_second_backward_adds_the_same_amount() -> None:
+    # karpathy/micrograd#102, pytorch/pytorch#6959
     x = leaf(2.0)
     y = x * x
     z = (y * y).sum()
@@ -42,6 +43,7 @@ def test_gradient_argument_is_the_cotangent() -> None:
 
 
 def test_gradients_of_two_leaves_fed_by_one_do_not_share_memory() -> None:
+    # pytorch/pytorch#34082
     x, y, seed = leaf(1.0, 2.0), leaf(3.0, 4.0), torch.ones(2, dtype=torch.float64)
     (x + y).backward(seed)
     x.grad.mul_(10)
@@ -214,6 +216,7 @@ def test_a_backward_inside_a_hook_is_a_pass_of_its_own() -> None:
 
 
 def test_a_deep_chain_needs_no_recursion() -> None:
+    # karpathy/micrograd#68
     x = leaf(1.0)
     y = x
     for _ in range(20_000):

@@ -14,6 +14,7 @@ Program = Callable[[torch.Tensor], torch.Tensor]
 
 
 def augmented(x: torch.Tensor) -> torch.Tensor:
+    # pytorch/pytorch#8874
     y = x.exp()
     z = y * 3
     z += y
@@ -65,6 +66,7 @@ def zeroed(x: torch.Tensor) -> torch.Tensor:
 
 
 def double_use_then_write(x: torch.Tensor) -> torch.Tensor:
+    # rsokl/MyGrad#93, rsokl/MyGrad#98
     y = x * 1
     z = y + y
     y[0] = 5.0
@@ -137,7 +139,17 @@ def test_overwriting_what_no_rule_kept_is_fine() -> None:
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
 
 
+def test_overwriting_what_a_rule_kept_is_fine_where_its_gradient_is_zero() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    y = x * 1
+    z = y.sin().round()  # nothing flows through round, so the rule of sin is not asked
+    y.zero_()
+    z.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0.0, 0.0]
+
+
 def test_overwriting_another_region_of_what_a_rule_kept_raises_as_in_torch() -> None:
+    # pytorch/pytorch#114505
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     y = x.clone()
     y[0] = y[1].sin()

@@ -47,6 +47,18 @@ def test_backward_releases_what_rules_kept() -> None:
         assert graph.kept_bytes() == 0
 
 
+def test_backward_releases_a_result_though_the_loss_lives_on() -> None:
+    # pytorch/pytorch#25340, pytorch/pytorch#82528, HIPS/autograd#219
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    y = x.exp()
+    memory = weakref.ref(y.untyped_storage())
+    loss = (y * y).sum()
+    del y
+    assert memory() is not None, "two rules keep the result"
+    loss.backward()
+    assert memory() is None
+
+
 def test_retain_graph_keeps_it_until_the_output_goes() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     with tracer.Graph() as graph:

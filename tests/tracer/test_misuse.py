@@ -27,6 +27,7 @@ def second_time(x: torch.Tensor) -> None:
 
 
 def overwritten(x: torch.Tensor) -> None:
+    # pytorch/pytorch#9391
     y = x.sigmoid()
     y[0] = 0
     y.sum().backward()

@@ -109,6 +109,7 @@ def test_without_a_gradient_nothing_is_recorded() -> None:
 
 
 def test_a_second_derivative_raises() -> None:
+    # pytorch/pytorch#58509
     x = leaf(1.0)
     with pytest.raises(tracer.UnsupportedError, match="second derivative through torch:Reversed"):
         torch.autograd.grad(Reversed.apply(x * x, 2.0).sum(), x, create_graph=True)

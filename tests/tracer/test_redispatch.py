@@ -29,6 +29,7 @@ CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("name", CALLS)
 @pytest.mark.parametrize("torch_offers_redispatch", [True, False])
 def test_gradients_equal_torchs(name: str, torch_offers_redispatch: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    # pytorch/pytorch#131947
     if not torch_offers_redispatch:
         monkeypatch.setattr(redispatch, "skip_one_hop", None)
     function = CALLS[name]

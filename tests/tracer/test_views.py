@@ -19,6 +19,7 @@ def through_a_view(x: torch.Tensor) -> torch.Tensor:
 
 
 def through_a_view_of_a_view(x: torch.Tensor) -> torch.Tensor:
+    # pytorch/pytorch#8874
     y = x.clone()
     tail = y[1:]
     first = tail[0]
@@ -180,6 +181,13 @@ def test_a_view_made_under_no_grad_may_not_be_written_with_gradients_enabled() -
         view = y[0]
     with pytest.raises(tracer.InPlaceError, match="no_grad"):
         view.mul_(x[0])
+
+
+def test_a_view_made_under_no_grad_does_not_require_grad() -> None:
+    y = leaf() * 2
+    with torch.no_grad():
+        views = [y[0], y.view(-1), y.t()]
+    assert not any(view.requires_grad for view in views)
 
 
 def test_memory_that_may_overlap_is_refused() -> None:

@@ -238,6 +238,7 @@ def gradient(function: Callable[[torch.Tensor], torch.Tensor], data: list[float]
 def test_slope_at_a_kink(
     function: Callable[[torch.Tensor], torch.Tensor], kinks: list[float], slopes: list[float], device: torch.device
 ) -> None:
+    # pytorch/pytorch#7002, pytorch/pytorch#7049, pytorch/pytorch#76522, pytorch/pytorch#184574
     assert gradient(function, kinks, device) == slopes
 
 

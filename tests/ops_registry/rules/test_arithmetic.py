@@ -116,6 +116,7 @@ def test_the_in_place_spelling_has_the_same_derivatives(c: Case, device: torch.d
 
 
 def test_an_axis_of_length_zero_gives_its_broadcast_operand_zeros(device: torch.device) -> None:
+    # pytorch/pytorch#15223
     def function(b: torch.Tensor) -> torch.Tensor:
         return torch.zeros(4, 0, dtype=b.dtype, device=device) + b.unsqueeze(1)
 
@@ -124,12 +125,14 @@ def test_an_axis_of_length_zero_gives_its_broadcast_operand_zeros(device: torch.
 
 
 def test_both_operands_of_a_product_may_be_broadcast(device: torch.device) -> None:
+    # pytorch/pytorch#1787, pytorch/pytorch#15223
     columns, rows = first(torch.mul, [[1.0], [2.0]], [[3.0, 4.0, 5.0]], device=device)
     assert_values(columns, [[12.0], [12.0]])
     assert_values(rows, [[3.0, 3.0, 3.0]])
 
 
 def test_a_0_d_double_factor_of_a_single_vector_gets_a_double_gradient(device: torch.device) -> None:
+    # pytorch/pytorch#22273
     c = case("mul", torch.mul, values(2.0), values([3.0, 4.0], torch.float32), differences=False, rtol=1e-6)
     run_case(c, device)
 
@@ -154,6 +157,15 @@ def test_the_quotient_of_a_remainder_is_its_slope(device: torch.device) -> None:
 def test_the_slope_of_fmod_rounds_towards_zero(device: torch.device) -> None:
     _, divisor = first(torch.fmod, [5.0, -5.0], [3.0, 3.0], device=device)
     assert_values(divisor, [-1.0, 1.0])
+
+
+def test_a_floored_quotient_is_flat(device: torch.device) -> None:
+    for derivative in first(torch.floor_divide, [5.0, 4.0, -5.0], [3.0, 2.0, 3.0], device=device):
+        assert_values(derivative, [0.0, 0.0, 0.0])
+
+
+def test_a_number_over_a_tensor_floored_is_flat(device: torch.device) -> None:
+    assert_values(first(lambda b: 7 // b, [2.0, 4.0], device=device)[0], [0.0, 0.0])
 
 
 def test_a_number_modulo_a_tensor_has_a_gradient(device: torch.device) -> None:

@@ -73,6 +73,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 
 def test_the_gradient_of_the_real_part_of_a_square_is_its_conjugate_derivative(device: torch.device) -> None:
+    # pytorch/pytorch#41857, pytorch/pytorch#43208
     assert_values(first(lambda z: (z * z).real, [3 + 4j], dtype=C, device=device)[0], [6 - 8j])
 
 
@@ -93,6 +94,11 @@ def test_polar_at_radius_zero_still_has_a_direction(device: torch.device) -> Non
     radius, angle = first(torch.polar, [0.0], [0.0], device=device)
     assert_values(radius, [1.0])
     assert_values(angle, [0.0])
+
+
+def test_polar_of_a_negative_radius_keeps_its_direction(device: torch.device) -> None:
+    # the real part is r cos(angle): at angle 0 its slope by r is 1, whatever the sign of r
+    assert_values(first(torch.polar, [-1.0], [0.0], device=device)[0], [1.0])
 
 
 def test_the_real_part_of_a_real_tensor_is_the_tensor_itself(device: torch.device) -> None:

@@ -83,12 +83,14 @@ def gradient_of_det(data: list[list[float]]) -> list[list[float]]:
 
 
 def test_matrix_of_rank_n_minus_1_gets_its_cofactors() -> None:
+    # pytorch/pytorch#80761, pytorch/pytorch#104675
     torch.testing.assert_close(
         gradient_of_det([[1.0, 2.0], [2.0, 4.0]]), torch.tensor([[4.0, -2.0], [-2.0, 1.0]], dtype=torch.float64)
     )
 
 
 def test_diagonal_matrix_with_a_zero_gets_its_cofactors() -> None:
+    # pytorch/pytorch#104675
     torch.testing.assert_close(
         gradient_of_det([[0.0, 0.0], [0.0, 1.0]]), torch.tensor([[1.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
     )
@@ -130,6 +132,13 @@ def test_determinant_below_zero_has_no_logarithm_and_no_gradient() -> None:
     y.backward()
     assert torch.isnan(plain(y))
     assert plain(x.grad).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+def test_logarithm_of_a_determinant_of_zero_has_no_finite_gradient() -> None:
+    x = tracer.track(torch.tensor([[1.0, 2.0], [2.0, 4.0]], dtype=torch.float64), True)
+    y = torch.linalg.slogdet(x).logabsdet
+    y.backward()
+    assert y.item() == -float("inf") and not plain(x.grad).isfinite().any()
 
 
 def test_products_of_all_but_two_values_hold_with_zeros_among_them() -> None:

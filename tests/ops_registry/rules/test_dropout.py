@@ -107,3 +107,11 @@ def test_a_surviving_value_is_scaled_and_a_dropped_one_gets_no_gradient(device: 
     result.sum().backward()
     assert set(plain(result).tolist()) == {0.0, 4.0}
     assert torch.equal(plain(x.grad), plain(result))
+
+
+def test_without_a_mode_the_native_kernel_trains_and_scales_the_gradient(device: torch.device) -> None:
+    x = tracer.track(values([1.0] * 64)(device), True)
+    result = torch.native_dropout(x, 0.75, None)[0]
+    result.sum().backward()
+    assert set(plain(result).tolist()) == {0.0, 4.0}
+    assert torch.equal(plain(x.grad), plain(result))

@@ -237,3 +237,19 @@ def test_path_of_pairs_is_followed(device: torch.device) -> None:
     torch.testing.assert_close(plain(by_path), plain(a) @ (plain(b) @ plain(c)))
     first, _ = by_path._node.parents  # a stands first in the last step: the others were contracted before
     assert first is a._node
+
+
+def test_a_label_of_length_one_is_broadcast_and_its_gradient_summed(device: torch.device) -> None:
+    # HIPS/autograd#376
+    a = tracer.tensor([3.0, 5.0], device=device, requires_grad=True)
+    b = tracer.tensor([7.0], device=device, requires_grad=True)
+    torch.einsum("k,k->", a, b).backward()
+    assert a.grad.tolist() == [7.0, 7.0]
+    assert b.grad.tolist() == [8.0]
+
+
+def test_a_repeated_label_sends_its_gradient_to_the_diagonal(device: torch.device) -> None:
+    # HIPS/autograd#242
+    x = tracer.tensor([[1.0, 2.0], [3.0, 4.0]], device=device, requires_grad=True)
+    torch.einsum("kk->k", x).backward(torch.tensor([5.0, 7.0], device=device))
+    assert x.grad.tolist() == [[5.0, 0.0], [0.0, 7.0]]

@@ -79,6 +79,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 @pytest.mark.parametrize("function", [torch.logaddexp, torch.logaddexp2])
 def test_the_log_of_a_sum_of_nothing_lets_nothing_through(function: object, device: torch.device) -> None:
+    # pytorch/pytorch#31829, jax-ml/jax#6811
     for derivative in (first, second):
         one, two = derivative(function, -INF, -INF, device=device)
         assert_values(one, 0.0)
@@ -134,10 +135,12 @@ def test_sigmoid_saturates_to_a_slope_of_zero(device: torch.device) -> None:
 
 
 def test_the_second_derivative_of_tanh_of_exp_at_zero(device: torch.device) -> None:
+    # pytorch/pytorch#18619
     # t = tanh(e^x): t'' = (1 - t^2) e^x (1 - 2 t e^x)
     t = math.tanh(1)
     assert_values(second(lambda x: x.exp().tanh(), [0.0], device=device)[0], [(1 - t * t) * (1 - 2 * t)])
 
 
 def test_the_second_derivative_of_the_exp_of_a_broadcast_product(device: torch.device) -> None:
+    # pytorch/pytorch#1787
     run_case(case("exp", lambda a, b: (a * b).exp(), rand(2, 1), rand(1, 3)), device)

@@ -68,6 +68,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 @pytest.mark.parametrize("extreme", [torch.max, torch.amax, lambda x: torch.aminmax(x).max])
 def test_full_reduction_shares_ties_evenly(extreme, device: torch.device) -> None:
+    # pytorch/pytorch#43519, pytorch/pytorch#56734, tinygrad/tinygrad#229
     x = tracer.track(torch.tensor([1.0, 3.0, 3.0], device=device), True)
     extreme(x).backward()
     assert x.grad.tolist() == [0.0, 0.5, 0.5]
@@ -83,6 +84,7 @@ def test_reduction_along_a_dimension_gives_to_the_chosen_index_alone(device: tor
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("extreme", [torch.max, torch.min, torch.amax, torch.amin])
 def test_more_ties_than_float16_can_count(extreme, dtype: torch.dtype, device: torch.device) -> None:
+    # tinygrad/tinygrad#12296
     x = tracer.track(torch.ones(70000, dtype=dtype, device=device), True)
     extreme(x).backward()
     assert torch.equal(x.grad, torch.full((70000,), 1 / 70000, device=device).to(dtype))
@@ -103,3 +105,9 @@ def test_reduction_along_a_dimension_keeps_the_indices_alone(device: torch.devic
     x = tracer.track(torch.ones(2, 3, device=device), True)
     kept = [k for k in x.max(1).values.grad_fn.kept if isinstance(k, torch.Tensor)]
     assert [k.dtype for k in kept] == [torch.int64]
+
+
+@pytest.mark.parametrize("extreme", [torch.max, torch.min, torch.amax, torch.amin], ids=lambda f: f.__name__)
+def test_the_extreme_of_nothing_is_refused_as_in_torch(extreme, device: torch.device) -> None:
+    with pytest.raises(RuntimeError, match="dim"):
+        extreme(tracer.track(torch.ones(0, device=device), True))

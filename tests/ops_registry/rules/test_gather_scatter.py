@@ -341,8 +341,37 @@ def test_tensor_written_in_place_into_a_tracked_tensor_that_wants_no_gradient_ge
 
 
 def test_index_fill_counts_a_place_named_three_times_once() -> None:
+    # pytorch/pytorch#57006
     v = tracer.tensor(2.0, requires_grad=True)
     assert gradient(torch.zeros(2, 3).index_fill(1, torch.tensor([2, 2, -1, 0]), v), v) == 4
+
+
+def test_index_fill_stops_the_gradient_of_what_it_replaces() -> None:
+    # pytorch/pytorch#57006
+    x = tracer.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    assert gradient(x.index_fill(0, torch.tensor([1, 1]), tracer.tensor(5.0, requires_grad=True)), x) == [[1, 1], [0, 0]]
+
+
+def test_scatter_add_of_two_into_one_place_gives_both_the_gradient_of_that_place() -> None:
+    # pytorch/pytorch#146299
+    x, s = leaf(1, 2), leaf(3, 4)
+    y = x.scatter_add(0, torch.tensor([1, 1]), s) * torch.tensor([2.0, 3.0])
+    assert gradient(y, x) == [2, 3]
+    assert gradient(y, s) == [3, 3]
+
+
+def test_scatter_gives_nothing_to_the_part_of_the_source_beyond_the_index() -> None:
+    x, s = leaf(1, 2), leaf(3, 4, 5)
+    y = x.scatter(0, torch.tensor([1]), s)
+    assert gradient(y, x) == [1, 0]
+    assert gradient(y, s) == [1, 0, 0]
+
+
+def test_a_complex_alpha_of_index_add_is_conjugated_on_the_way_back() -> None:
+    x = torch.zeros(2, dtype=COMPLEX)
+    s = tracer.tensor([1j, 2.0], dtype=COMPLEX, requires_grad=True)
+    y = x.index_add(0, torch.tensor([1, 1]), s, alpha=3 + 2j)
+    assert gradient(y.real, s) == [3 - 2j, 3 - 2j]
 
 
 def test_amax_shares_ties_evenly_between_input_and_source() -> None:

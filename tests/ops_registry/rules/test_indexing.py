@@ -187,6 +187,7 @@ def leaf(*values: float) -> tracer.Tensor:
 
 
 def test_an_element_read_three_times_gets_three_gradients() -> None:
+    # pytorch/pytorch#1528, HIPS/autograd#136
     x = leaf(1, 2, 3)
     assert gradient(x[torch.tensor([1, 1, -2])] * torch.tensor([1.0, 10.0, 100.0]), x) == [0, 111, 0]
 
@@ -290,6 +291,13 @@ def test_write_of_a_complex_value_into_part_of_a_complex_tensor_keeps_its_imagin
 def test_as_strided_scatter_into_overlapping_places_raises() -> None:
     with pytest.raises(UnsupportedCallError, match="share memory"):
         torch.as_strided_scatter(leaf(1, 2, 3), torch.ones(2, 2, dtype=torch.float64), (2, 2), (1, 1), 0)
+
+
+def test_as_strided_scatter_gives_its_input_nothing_where_the_source_was_written() -> None:
+    x, s = leaf(1, 2, 3, 4), leaf(5, 6)
+    y = torch.as_strided_scatter(x, s, (2,), (2,), 0) * torch.tensor([1.0, 10.0, 100.0, 1000.0])
+    assert gradient(y, x) == [0, 10, 0, 1000]
+    assert gradient(y, s) == [1, 100]
 
 
 def test_read_keeps_no_value_alive() -> None:

@@ -178,6 +178,7 @@ def test_defined_by_other_ops(name: str, device: torch.device) -> None:
 
 
 def test_cat_gives_each_tensor_its_own_part() -> None:
+    # pytorch/pytorch#34294
     a = tracer.tensor([1.0, 2.0], requires_grad=True)
     b = tracer.tensor([3.0], requires_grad=True)
     (torch.cat([a, b, a]) * torch.arange(5.0)).sum().backward()

@@ -243,6 +243,40 @@ def test_singular_matrix_has_an_infinite_condition_number(p: Any, device: torch.
     assert torch.linalg.cond(x, p).item() == float("inf")
 
 
+@pytest.mark.parametrize(
+    ("p", "slopes"),
+    [
+        (1, [-1.0, 0.5]),  # b / a: the larger column over the smaller
+        (float("inf"), [-1.0, 0.5]),
+        (-1, [0.25, -0.125]),  # a / b
+        (float("-inf"), [0.25, -0.125]),
+        ("fro", [-0.75, 0.375]),  # a / b + b / a
+    ],
+    ids=str,
+)
+def test_condition_number_of_a_diagonal_matrix(p: Any, slopes: list[float], device: torch.device) -> None:
+    x = tracer.track(torch.diag(torch.tensor([2.0, 4.0], dtype=torch.float64, device=device)), True)
+    torch.linalg.cond(x, p).backward()
+    torch.testing.assert_close(plain(x.grad).diagonal(), torch.tensor(slopes, dtype=torch.float64, device=device))
+
+
+@pytest.mark.parametrize("inverse", [torch.linalg.inv, lambda a: torch.linalg.solve(a, a)], ids=["inv", "solve"])
+def test_inverse_of_a_singular_matrix_is_refused_as_in_torch(
+    inverse: Callable[..., Any], device: torch.device
+) -> None:
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        inverse(tracer.track(torch.ones(2, 2, device=device), True))
+
+
+def test_pseudo_inverse_of_a_singular_matrix_has_the_derivative_of_constant_rank(device: torch.device) -> None:
+    # Moving A = diag(1, 0) by E moves pinv(A) by -E_00 at 00, by the transpose of E beside the diagonal, by 0 at 11.
+    x = tracer.track(torch.diag(torch.tensor([1.0, 0.0], dtype=torch.float64, device=device)), True)
+    torch.linalg.pinv(x).backward(torch.tensor([[1.0, 2.0], [3.0, 4.0]], dtype=torch.float64, device=device))
+    torch.testing.assert_close(
+        plain(x.grad), torch.tensor([[-1.0, 3.0], [2.0, 0.0]], dtype=torch.float64, device=device)
+    )
+
+
 def test_singular_values_of_least_squares_do_not_require_grad(device: torch.device) -> None:
     x = tracer.track(rand(4, 2)(device), True)
     results = torch.linalg.lstsq(x, rand(4, 1)(device), driver="gelsd")

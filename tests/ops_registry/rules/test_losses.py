@@ -102,6 +102,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 def test_two_dtypes_give_each_input_a_gradient_of_its_own(
     function: Callable[..., torch.Tensor], device: torch.device
 ) -> None:
+    # pytorch/pytorch#94086, pytorch/pytorch#192027
     x = tracer.track(torch.tensor([2.0], dtype=torch.float32, device=device), True)
     t = tracer.track(torch.tensor([2.5], dtype=f64, device=device), True)
     function(x, t).backward()

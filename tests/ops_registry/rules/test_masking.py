@@ -131,6 +131,14 @@ def test_masked_fill_hides_an_infinite_gradient() -> None:
     assert x.grad[1].item() == 0.25
 
 
+def test_masked_fill_of_a_complex_tensor_gives_its_real_value_a_real_gradient() -> None:
+    value = tracer.tensor(5.0, requires_grad=True)
+    filled = torch.tensor([1j, 2j, 3j]).masked_fill(torch.tensor([True, False, True]), value)
+    filled.real.sum().backward()
+    assert value.grad is not None
+    assert value.grad.item() == 2
+
+
 def test_masked_fill_keeps_the_mask_and_no_value() -> None:
     y = tracer.tensor([1.0, 2.0], requires_grad=True).masked_fill(torch.tensor([True, False]), 0)
     assert y.grad_fn is not None

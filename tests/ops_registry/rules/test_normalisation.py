@@ -177,6 +177,22 @@ def test_third_derivatives_equal_differences_of_the_second(norm: Callable[..., A
     check_differences(lambda *moved: [plain(t) for t in second(*moved)], data, (0, 1), [plain(t) for t in third])
 
 
+@pytest.mark.parametrize(
+    "norm",
+    [
+        lambda x, b: F.layer_norm(x, (3,), None, b),
+        lambda x, b: F.group_norm(x, 3, None, b),
+        lambda x, b: F.batch_norm(x, None, None, None, b, training=True),
+    ],
+    ids=["layer", "group", "batch"],
+)
+def test_a_bias_without_a_weight_has_a_second_derivative(norm: Callable[..., Any], device: torch.device) -> None:
+    x, b = (tracer.track(make(device), True) for make in (rand(4, 3), rand(3, seed=1)))
+    (by_bias,) = torch.autograd.grad((norm(x, b) ** 2).sum(), b, create_graph=True)
+    (second,) = torch.autograd.grad(by_bias.sum(), b)
+    assert second.tolist() == pytest.approx([8.0, 8.0, 8.0])  # of 4 rows, 2 each
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("norm", NORMS.values(), ids=NORMS)
 def test_gradients_in_low_precision_have_the_dtype_and_values_of_torch(

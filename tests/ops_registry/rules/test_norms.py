@@ -196,6 +196,7 @@ def test_second_derivative_of_the_norm_at_the_zero_vector_is_finite(order: float
 
 
 def test_second_derivative_of_the_euclidean_norm_at_the_zero_vector_does_not_exist(device: torch.device) -> None:
+    # jax-ml/jax#21723
     x = tracked([[0.0, 0.0], [3.0, 4.0]], device)
     (first,) = torch.autograd.grad(norm(x, 2, 1).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)
@@ -204,6 +205,7 @@ def test_second_derivative_of_the_euclidean_norm_at_the_zero_vector_does_not_exi
 
 
 def test_zero_row_does_not_disturb_the_others(device: torch.device) -> None:
+    # pytorch/pytorch#2421, HIPS/autograd#151, jax-ml/jax#21723, JuliaDiff/ChainRules.jl#538
     x = tracked([[0.0, 0.0], [3.0, 4.0]], device)
     norm(x, dim=1).sum().backward()
     torch.testing.assert_close(
@@ -212,6 +214,7 @@ def test_zero_row_does_not_disturb_the_others(device: torch.device) -> None:
 
 
 def test_norm_of_order_one_half_gives_zero_to_a_zero_element(device: torch.device) -> None:
+    # pytorch/pytorch#44452
     x = tracked([0.0, 4.0], device)
     norm(x, 0.5).backward()
     assert x.grad.tolist() == [0.0, 1.0]

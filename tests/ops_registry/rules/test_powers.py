@@ -63,6 +63,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 
 def test_the_corners_of_a_power_of_tensors(device: torch.device) -> None:
+    # tinygrad/tinygrad#155, tinygrad/tinygrad#9075
     base, exponent = first(torch.pow, [0.0, 0.0, -2.0, 2.0], [2.0, -1.0, 2.0, 0.0], device=device)
     assert_values(base, [0.0, -INF, -4.0, 0.0])
     assert_values(exponent, [0.0, -INF, NAN, math.log(2)])
@@ -75,6 +76,7 @@ def test_zero_to_the_zero_is_a_constant(device: torch.device) -> None:
 
 
 def test_the_second_derivative_of_a_square_at_zero_is_two(device: torch.device) -> None:
+    # tinygrad/tinygrad#9217
     assert_values(second(lambda x: x**2, [0.0, 2.0], device=device)[0], [2.0, 2.0])
 
 
@@ -84,6 +86,7 @@ def test_the_second_derivative_of_a_square_by_tensor_exponent_at_zero_is_two(dev
 
 
 def test_the_second_derivative_of_the_square_of_a_multiple(device: torch.device) -> None:
+    # pytorch/pytorch#58509, pytorch/pytorch#76185
     assert_values(second(lambda x: (2 * x) ** 2, [1.5], device=device)[0], [8.0])
 
 
@@ -116,6 +119,7 @@ def test_float_power_of_single_precision_gets_a_single_precision_gradient(device
 
 
 def test_hypot_at_the_origin_has_the_slope_of_least_norm(device: torch.device) -> None:
+    # pytorch/pytorch#98276
     x, y = first(torch.hypot, [0.0, 3.0], [0.0, 4.0], device=device)
     assert_values(x, [0.0, 0.6])
     assert_values(y, [0.0, 0.8])

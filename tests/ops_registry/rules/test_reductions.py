@@ -113,6 +113,20 @@ def test_prod_with_one_zero_gives_the_product_of_the_others_to_it(device: torch.
     assert x.grad.tolist() == [0.0, 6.0, 0.0]
 
 
+def test_prod_with_two_zeros_has_gradient_zero_everywhere(device: torch.device) -> None:
+    # pytorch/pytorch#82644: whichever factor is left out, one zero stays.
+    x = tracked([0.0, 5.0, 0.0, -2.0], device)
+    x.prod().backward()
+    assert x.grad.tolist() == [0.0, 0.0, 0.0, 0.0]
+
+
+def test_prod_along_an_axis_of_length_one_has_slope_one_at_zero(device: torch.device) -> None:
+    # pytorch/pytorch#106789, tinygrad/tinygrad#17404: what is left of one factor is the product of nothing.
+    x = tracked([[0.0], [3.0]], device)
+    x.prod(1).sum().backward()
+    assert x.grad.tolist() == [[1.0], [1.0]]
+
+
 def test_second_derivative_of_prod_with_two_zeros_is_the_product_of_the_rest(device: torch.device) -> None:
     x = tracked([2.0, 0.0, 3.0, 0.0], device)
     (first,) = torch.autograd.grad(x.prod(), x, create_graph=True)
@@ -129,6 +143,7 @@ def test_third_derivative_of_prod_at_the_zero_vector(device: torch.device) -> No
 
 
 def test_sum_with_a_complex_dtype_gives_a_real_gradient(device: torch.device) -> None:
+    # pytorch/pytorch#192719
     x = tracked([2.0, 3.0], device)
     x.sum(dtype=torch.complex128).real.backward()
     assert x.grad.tolist() == [1.0, 1.0] and x.grad.dtype == torch.float64
@@ -151,3 +166,10 @@ def test_dimension_may_be_a_numpy_integer(device: torch.device) -> None:
     x = tracked([[1.0, 1.0], [1.0, 1.0]], device)
     x.sum(numpy.int64(1)).backward(torch.tensor([1.0, 2.0], dtype=torch.float64, device=device))
     assert x.grad.tolist() == [[1.0, 1.0], [2.0, 2.0]]
+
+
+@pytest.mark.parametrize("reduce", [torch.sum, torch.prod, torch.mean, torch.nansum], ids=lambda f: f.__name__)
+def test_reduction_of_nothing_has_an_empty_gradient(reduce, device: torch.device) -> None:
+    x = tracked([], device)
+    reduce(x).backward()
+    assert x.grad.shape == (0,)

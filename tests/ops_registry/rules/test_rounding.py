@@ -66,6 +66,7 @@ def test_abs_is_flat_at_zero(device: torch.device) -> None:
 
 
 def test_complex_abs_of_a_tiny_number_points_away_from_zero(device: torch.device) -> None:
+    # pytorch/pytorch#96543, HIPS/autograd#100
     points = [0j, -1.0568e-23 + 0j, 3 + 4j]
     (slope,) = first(torch.abs, points, dtype=torch.complex64, device=device)
     assert_values(slope, [0j, -1 + 0j, 0.6 + 0.8j])

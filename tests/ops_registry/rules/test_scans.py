@@ -132,12 +132,14 @@ def tracked(data: list, device: torch.device) -> tracer.Tensor:
 
 
 def test_cumprod_sees_past_a_zero(device: torch.device) -> None:
+    # JuliaDiff/ChainRules.jl#254, pytorch/pytorch#1439, tensorflow/tensorflow#119430
     x = tracked([2.0, 0.0, 3.0, 4.0], device)
     x.cumprod(0).sum().backward()
     assert x.grad.tolist() == [1.0, 32.0, 0.0, 0.0]
 
 
 def test_second_derivative_of_cumprod_sees_past_a_zero(device: torch.device) -> None:
+    # pytorch/pytorch#1439
     x = tracked([2.0, 0.0, 3.0, 4.0], device)
     (first,) = torch.autograd.grad(x.cumprod(0).sum(), x, create_graph=True)
     (second,) = torch.autograd.grad(first.sum(), x)

@@ -95,6 +95,7 @@ def test_ties_are_shared_by_halves(function: object, device: torch.device) -> No
 
 
 def test_the_larger_of_two_takes_all(device: torch.device) -> None:
+    # pytorch/pytorch#43519
     x, y = first(torch.maximum, [1.0, 2.0], [1.0, 3.0], device=device)
     assert_values(x, [0.5, 0.0])
     assert_values(y, [0.5, 1.0])
@@ -141,6 +142,7 @@ def test_an_infinite_gradient_stops_at_what_was_clamped(device: torch.device) ->
 
 
 def test_the_branch_not_taken_stays_finite_when_it_is_guarded(device: torch.device) -> None:
+    # pytorch/pytorch#36923, pytorch/pytorch#68425, pytorch/pytorch#187297, tinygrad/tinygrad#15806
     def guarded(x: torch.Tensor) -> torch.Tensor:
         return torch.where(x > 0, torch.where(x > 0, x, torch.ones_like(x)).sqrt(), x)
 
@@ -160,6 +162,14 @@ def test_where_between_two_dtypes_gives_each_side_its_own(device: torch.device) 
         "where", lambda x, y: torch.where(x > 0, x, y), rand(4, dtype=torch.float32), rand(4, seed=1), differences=False
     )
     run_case(c, device)
+
+
+def test_where_between_complex_and_real_gives_the_real_side_a_real_gradient(device: torch.device) -> None:
+    z = tracer.tensor([1j, 2j], dtype=torch.complex128, device=device, requires_grad=True)
+    x = tracer.tensor([3.0, 4.0], dtype=torch.float64, device=device, requires_grad=True)
+    torch.where(torch.tensor([True, False], device=device), z, x).real.sum().backward()
+    assert_values(z.grad, [1 + 0j, 0j])
+    assert_values(x.grad, [0.0, 1.0])
 
 
 def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.device) -> None:

@@ -93,6 +93,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 @pytest.mark.parametrize("function", [torch.logsumexp, torch.special.logsumexp], ids=["torch", "special"])
 def test_logsumexp_of_all_minus_infinity_has_gradient_zero(function: object, device: torch.device) -> None:
+    # pytorch/pytorch#31829, pytorch/pytorch#49724, jax-ml/jax#6811
     x = tracer.track(torch.tensor([[-math.inf, -math.inf], [0.0, -math.inf]], device=device), True)
     function(x, 1).sum().backward()
     assert x.grad.tolist() == [[0.0, 0.0], [1.0, 0.0]]
@@ -140,3 +141,10 @@ def test_softmax_keeps_its_result_and_not_its_input() -> None:
     hidden.mul_(0)
     out[0].backward()
     assert x.grad[0] == pytest.approx(math.e / (1 + math.e) ** 2)
+
+
+def test_logsumexp_of_nothing_is_minus_infinity_with_an_empty_gradient(device: torch.device) -> None:
+    x = tracer.track(torch.ones(0, device=device), True)
+    out = torch.logsumexp(x, 0)
+    out.backward()
+    assert out.item() == -math.inf and x.grad.shape == (0,)

@@ -131,6 +131,7 @@ def tracked(data: list, device: torch.device) -> tracer.Tensor:
 
 @pytest.mark.parametrize("deviation", [torch.std, lambda x: torch.std_mean(x)[0]])
 def test_standard_deviation_of_equal_elements_has_gradient_zero(deviation, device: torch.device) -> None:
+    # pytorch/pytorch#4320
     x = tracked([1.0, 1.0, 1.0], device)
     deviation(x).backward()
     assert x.grad.tolist() == [0.0, 0.0, 0.0]
@@ -153,6 +154,13 @@ def test_gradient_of_variance_is_twice_the_distance_from_the_mean(device: torch.
     x = tracked([1.0, 2.0, 6.0], device)
     x.var().backward()
     assert x.grad.tolist() == [-2.0, -1.0, 3.0]
+
+
+@pytest.mark.parametrize(("spread", "slope"), [(torch.var, 2.0), (torch.std, 0.5**0.5)], ids=["var", "std"])
+def test_an_empty_list_of_dimensions_means_all_of_them(spread, slope: float, device: torch.device) -> None:
+    x = tracked([[1.0, 3.0]], device)
+    spread(x, dim=[]).backward()
+    assert x.grad.flatten().tolist() == pytest.approx([-slope, slope])
 
 
 @pytest.mark.filterwarnings("ignore:var")

@@ -117,12 +117,14 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 
 def test_overlapping_windows_count_each_element_once_a_window() -> None:
+    # pytorch/pytorch#8721
     x = tracer.tensor([1.0, 2.0, 3.0, 4.0, 5.0], requires_grad=True)
     x.unfold(0, 3, 1).sum().backward()
     assert x.grad.tolist() == [1.0, 2.0, 3.0, 2.0, 1.0]
 
 
 def test_as_strided_of_expanded_memory_gives_the_sums_over_the_copies() -> None:
+    # pytorch/pytorch#8626
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     (x.expand(3, 2).as_strided((3, 2), (0, 1)) * torch.arange(6.0).reshape(3, 2)).sum().backward()
     assert x.grad.tolist() == [6.0, 9.0]
