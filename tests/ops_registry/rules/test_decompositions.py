@@ -168,6 +168,17 @@ def test_vectors_of_equal_eigenvalues_have_no_derivative_but_the_values_do(devic
     torch.testing.assert_close(plain(x.grad), torch.eye(2, device=device))
 
 
+@pytest.mark.parametrize(
+    "vectors", [lambda a: torch.linalg.eigh(a)[1], lambda a: torch.linalg.svd(a)[0]], ids=["eigh", "svd"]
+)
+def test_gradient_through_vectors_of_equal_eigenvalues_is_nan(
+    vectors: Callable[..., Any], device: torch.device
+) -> None:
+    x = tracer.track(torch.eye(2, device=device), True)
+    vectors(x).abs().sum().backward()
+    assert plain(x.grad).isnan().any()
+
+
 def test_equal_singular_values_have_a_derivative(device: torch.device) -> None:
     x = tracer.track(torch.eye(2, device=device), True)
     torch.linalg.svdvals(x).sum().backward()

@@ -261,9 +261,7 @@ def test_condition_number_of_a_diagonal_matrix(p: Any, slopes: list[float], devi
 
 
 @pytest.mark.parametrize("inverse", [torch.linalg.inv, lambda a: torch.linalg.solve(a, a)], ids=["inv", "solve"])
-def test_inverse_of_a_singular_matrix_is_refused_as_in_torch(
-    inverse: Callable[..., Any], device: torch.device
-) -> None:
+def test_inverse_of_a_singular_matrix_is_refused_as_in_torch(inverse: Callable[..., Any], device: torch.device) -> None:
     with pytest.raises(torch.linalg.LinAlgError, match="singular"):
         inverse(tracer.track(torch.ones(2, 2, device=device), True))
 

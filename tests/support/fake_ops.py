@@ -1,0 +1,94 @@
+"""Operators as torch's database describes them, to try the conformance command on: right, wrong, hanging and crashing ones."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+import tracer
+
+
+@dataclass
+class FakeSample:
+    """One set of arguments."""
+
+    input: torch.Tensor
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def output_process_fn_grad(self, result: Any) -> Any:
+        return result
+
+
+@dataclass
+class FakeOp:
+    """What the command asks of an operator."""
+
+    name: str
+    op: Callable[..., Any]
+    method: Callable[..., Any] | None = None
+    in_place: Callable[..., Any] | None = None
+    dtypes: tuple[torch.dtype, ...] = (torch.float64,)
+    variant_test_name: str = ""
+    supports_autograd: bool = True
+    supports_gradgrad: bool = True
+    aliases: tuple[Any, ...] = ()
+
+    def get_op(self) -> Callable[..., Any]:
+        return self.op
+
+    def get_method(self) -> Callable[..., Any] | None:
+        return self.method
+
+    def get_inplace(self) -> Callable[..., Any] | None:
+        return self.in_place
+
+    def get_operator(self) -> None:
+        return None
+
+    def get_inplace_operator(self) -> None:
+        return None
+
+    def supported_backward_dtypes(self, device_type: str) -> set[torch.dtype]:
+        return set(self.dtypes)
+
+    def sample_inputs(self, device: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[FakeSample]:
+        torch.manual_seed(0)
+        for shape in ((3,), (2, 2)):
+            yield FakeSample(torch.rand(shape, device=device, dtype=dtype).requires_grad_(requires_grad))
+
+
+def only_tracked(effect: Callable[[], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
+    """The sine, with something happening when it is called on a tracked tensor."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        factor = effect() if isinstance(x, tracer.Tensor) else 1
+        return x.sin() * (1 if factor is None else factor)
+
+    return function
+
+
+def raises() -> None:
+    raise ValueError("no tracked tensors, please (not even 3)\nnor later")
+
+
+def refuses(x: torch.Tensor) -> torch.Tensor:
+    raise RuntimeError("never")
+
+
+GOOD = FakeOp("good", torch.sin, torch.Tensor.sin, torch.Tensor.sin_)
+WRONG = FakeOp("wrong", only_tracked(lambda: 2))
+RAISING = FakeOp("raising", only_tracked(raises))
+HANGING = FakeOp("hanging", only_tracked(lambda: time.sleep(600)))
+CRASHING = FakeOp("crashing", only_tracked(lambda: os._exit(7)))
+REFUSED = FakeOp("refused", refuses)
+
+GOOD_ONES = [GOOD, FakeOp("other", torch.cos, variant_test_name="variant")]
+WITH_A_WRONG_ONE = [*GOOD_ONES, WRONG]
+WITH_A_REFUSED_ONE = [*GOOD_ONES, REFUSED]
+ALL = [HANGING, CRASHING, RAISING, WRONG, *GOOD_ONES, REFUSED]
