@@ -183,7 +183,8 @@ def spellings(func: Callable[..., Any]) -> dict[Callable[..., Any], bool]:
     if name.startswith("__"):
         return {func: name == "__setitem__"}
     if name.endswith("_") and not hasattr(torch.Tensor, name[:-1]):
-        return {func: True}  # zero_, fill_: in-place only
+        # zero_, normal_: in place only
+        return dict.fromkeys((*_attributes((name,)), *_overloads((name,), None), func), True)
     name = name.rstrip("_") if name.endswith("_") else name
     name = canonical(name)
     names = names_of(name)

@@ -37,6 +37,8 @@ def _bags(
 ):
     """The op, and the bag that each index is in, how many rows each bag takes, and where each maximum came from."""
     none = -1 if padding_idx is None else padding_idx % weight.shape[0]
+    # The kernel reads indices and offsets by address and ignores their strides.
+    indices, offsets = indices.contiguous(), offsets.contiguous()
     result = torch._embedding_bag(
         weight,
         indices,
@@ -44,7 +46,7 @@ def _bags(
         bool(scale_grad_by_freq),
         mode or 0,
         False,
-        per_sample_weights,
+        None if per_sample_weights is None else per_sample_weights.contiguous(),
         bool(include_last_offset),
         none,
     )

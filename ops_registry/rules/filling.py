@@ -20,14 +20,14 @@ for _fill in (
     torch.Tensor.exponential_,
     torch.Tensor.geometric_,
     torch.Tensor.log_normal_,
-    torch.Tensor.fill_,
+    torch.fill,
     torch.Tensor.copy_,
     torch.bernoulli,
 ):
     backward(_fill)(nothing)
 
 
-@backward(torch.Tensor.fill_, wrt="value")
+@backward(torch.fill, wrt="value")
 def fill_value(grad):
     return grad.sum()
 

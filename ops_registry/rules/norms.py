@@ -18,7 +18,7 @@ def linalg_vector_norm(grad, input, input_shape, result, ord, dim, keepdim):
         result = restore_dims(result, input_shape, dim, keepdim)
     if ord == 2:
         # A zero vector gets 0. There is no second derivative there: the division makes it nan, as in torch, and not a wrong 0.
-        return (input * (grad / result)).masked_fill(result == 0, 0)
+        return grad * (input / result).masked_fill(result == 0, 0)
     if ord == 1:
         return grad * input.sgn()
     if ord in (torch.inf, -torch.inf):
@@ -176,6 +176,7 @@ def cosine_similarity(x1, x2, dim, eps):
     def unit(x):
         return x / torch.linalg.vector_norm(x, 2, dim, True).clamp_min(eps)
 
+    x1, x2 = torch.broadcast_tensors(x1, x2)
     return (unit(x1) * unit(x2)).sum(dim)
 
 

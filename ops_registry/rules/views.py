@@ -3,7 +3,7 @@
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ops_registry.registry import backward
+from ops_registry.registry import backward, decomposition
 
 # diagonals
 
@@ -11,6 +11,11 @@ from ops_registry.registry import backward
 @backward(torch.diagonal)
 def diagonal(grad, input_shape, offset, dim1, dim2):
     return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
+
+
+@decomposition(torch.linalg.diagonal)
+def linalg_diagonal(A, offset, dim1, dim2):
+    return torch.diagonal(A, offset, dim1, dim2)
 
 
 @backward(torch.diagonal_copy)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.checking import Case, case, rand, run_case
+from support.checking import Case, case, plain, rand, run_case
 
 import tracer
 
@@ -193,3 +193,16 @@ def test_embedding_keeps_indices_and_not_the_table() -> None:
     y = torch.embedding(tracer.track(torch.ones(4, 2), True), torch.tensor([1]))
     assert y.grad_fn is not None
     assert [k.dtype for k in y.grad_fn.kept or () if isinstance(k, torch.Tensor)] == [torch.int64]
+
+
+def test_strided_indices_offsets_and_weights_of_bags_are_read_in_order(device: torch.device) -> None:
+    indices = torch.tensor([1, 0, 3, 0, 2, 0, 1, 0], device=device)[::2]
+    offsets = torch.tensor([0, 9, 2, 9], device=device)[::2]
+    table, by = rand(5, 3)(device), rand(8)(device)
+    found = []
+    for track in (True, False):
+        weight, scale = (tracer.track(t.clone(), True) if track else t.clone().requires_grad_() for t in (table, by))
+        out = F.embedding_bag(indices, weight, offsets, mode="sum", per_sample_weights=scale[::2])
+        out.square().sum().backward()
+        found.append([plain(t) for t in (out, weight.grad, scale.grad)])
+    torch.testing.assert_close(*found)

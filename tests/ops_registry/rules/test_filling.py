@@ -32,9 +32,11 @@ RANDOM = {
 
 CASES = [
     case("zero_", filled("zero_"), rand(3, 4)),
-    case("fill_", filled("fill_", 3.0), rand(3, 4), label="number"),
-    case("fill_", lambda x, v: (x * 2).fill_(v * v) * x, rand(3, 4), rand(), label="tensor"),
-    case("fill_", lambda x, v: (x * 2).fill_(v) * x, rand(0, 4), rand(), label="empty"),
+    case("fill", filled("fill_", 3.0), rand(3, 4), label="number"),
+    case("fill", lambda x, v: (x * 2).fill_(v * v) * x, rand(3, 4), rand(), label="tensor"),
+    case("fill", lambda x, v: (x * 2).fill_(v) * x, rand(0, 4), rand(), label="empty"),
+    case("fill", lambda x, v: torch.fill(x * 2, v) * x, rand(3, 4), rand(), label="out-of-place"),
+    case("zero_", lambda x: torch.zero_(x * 2) * x, rand(3, 4), label="function"),
     case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(3, 4)),
     case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(4), label="broadcast"),
     case(

@@ -15,6 +15,11 @@ norm = torch.linalg.vector_norm
 aten = torch.ops.aten
 
 CASES = [
+    case("cosine_similarity", lambda a, b: torch.cosine_similarity(a, b, 0), rand(1, 2), rand(2, 1), label="broadcast"),
+    case("cosine_similarity", lambda a, b: torch.cosine_similarity(a, b, 1), rand(3, 4), rand(3, 4, seed=1)),
+    case("pairwise_distance", lambda a, b: torch.pairwise_distance(a, b), rand(3, 4), rand(3, 4, seed=1)),
+    # torch's second derivative towards v is wrong where g wants none: differences decide.
+    case("_weight_norm", lambda v, g: torch._weight_norm(v, g, 0), rand(3, 4), rand(3, 1), second="differences"),
     case("linalg_vector_norm", norm, rand(3, 4)),
     *(
         case("linalg_vector_norm", lambda x, p=p: norm(x, p, 1), rand(3, 4), label=f"order-{p}")
@@ -282,3 +287,21 @@ def test_matrix_norm_refuses_an_unknown_order(device: torch.device) -> None:
 def test_norm_with_an_order_refuses_higher_rank_without_dimensions(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match="rank 1 or 2"):
         torch.linalg.norm(tracked([[[1.0]]], device), 2)
+
+
+def test_the_norm_of_a_zero_vector_is_differentiable_towards_the_cotangent(device: torch.device) -> None:
+    x = tracked([0.0, 0.0], device)
+    cotangent = tracked(2.0, device)
+    (first,) = torch.autograd.grad(norm(x), x, cotangent, create_graph=True)
+    (second,) = torch.autograd.grad(first.sum(), cotangent)
+    assert second.item() == 0.0
+
+
+def test_second_derivative_of_weight_norm_towards_the_direction_alone(device: torch.device) -> None:
+    v, g = rand(3, 4)(device), rand(3, 1)(device)
+    seconds = []
+    for function in (lambda v: torch._weight_norm(v, g, 0), lambda v: v * (g / norm(v, 2, 1, True))):
+        leaf = tracer.track(v.clone(), True)
+        (first,) = torch.autograd.grad(function(leaf).square().sum(), leaf, create_graph=True)
+        seconds.append(plain(torch.autograd.grad(first.square().sum(), leaf)[0]))
+    torch.testing.assert_close(*seconds)

@@ -19,6 +19,7 @@ def square(x: torch.Tensor) -> torch.Tensor:
 
 
 CASES = [
+    case("linalg_diagonal", lambda x: torch.linalg.diagonal(x, offset=1), rand(2, 3, 4)),
     # torch's own backward of as_strided_scatter is wrong towards the tensor written into: differences decide.
     case(
         "write_region",
