@@ -51,6 +51,7 @@ def broadcast_possible(function: Callable[..., torch.Tensor], data: list[torch.T
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BINARY)
 @given(shapes=broadcastable_shapes(2), seed=st.integers(0, 1000))
 def test_binary_ops_broadcast(name: str, shapes: list[tuple[int, ...]], seed: int) -> None:

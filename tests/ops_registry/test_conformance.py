@@ -23,6 +23,7 @@ def op_db() -> dict[str, Any]:
     return load_ops(OP_DB)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_gradients_of_a_few_samples_of_every_operator_are_those_of_torch(chunk: int, op_db: dict[str, Any]) -> None:
     gaps = read_gaps(KNOWN_GAPS)

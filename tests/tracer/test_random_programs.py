@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -84,6 +85,7 @@ def programs(draw: st.DrawFn) -> Program:
     return Program(inputs, tuple(instructions))
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(program=programs(), seed=st.integers(0, 10_000))
 def test_gradients_of_random_programs_equal_torchs(program: Program, seed: int) -> None:
