@@ -348,13 +348,11 @@ def use(replacements: Mapping[Callable[..., Any], ReplacementRule]) -> Iterator[
         spelling = _find(func)
         rule = Rule(op_name(func), signature_of(func)) if spelling is None else spelling.rule
         new = _replaced(rule, replacement)
-        keys = (
-            [key for key, spelled in _items(outer) if spelled.rule is rule]
-            if spelling is not None
-            else list(spellings(func))
-        )
-        for key in keys:
-            inplace = outer[key].inplace if spelling is not None else spellings(func)[key]
+        if spelling is None:
+            forms = spellings(func)
+        else:
+            forms = {key: spelled.inplace for key, spelled in _items(outer) if spelled.rule is rule}
+        for key, inplace in forms.items():
             order = _own_order(key, rule.signature)
             if order is not None:
                 layer[key] = Spelling(key, new, inplace, *order)

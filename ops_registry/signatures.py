@@ -10,7 +10,7 @@ import inspect
 import re
 import types
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -47,7 +47,6 @@ class Signature:
     positional: int | None = None
     #: The result may be a view of an argument, or an argument itself.
     may_alias: bool = True
-    overloads: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
 
 def is_custom(func: Callable[..., Any]) -> bool:
@@ -142,7 +141,6 @@ def _from_schemas(found: dict[str, Any]) -> Signature:
             n for n in longest.names if all(n in s.constant for s in signatures.values() if n in s.names)
         ),
         may_alias=any(s.may_alias for s in signatures.values()),
-        overloads=signatures,
     )
 
 

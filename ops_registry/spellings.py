@@ -11,14 +11,13 @@ from typing import Any
 import torch
 
 from ops_registry.signatures import base_name, is_custom
-from ops_registry.torch_private import C_NAMESPACES
+from ops_registry.torch_private import C_NAMESPACES, overload_schema
 
 #: Names under which torch offers the same op again (with the same argument order).
 ALIASES: dict[str, tuple[str, ...]] = {
     "abs": ("absolute",),
     "acos": ("arccos",),
     "acosh": ("arccosh",),
-    "addcdiv": (),
     "asin": ("arcsin",),
     "asinh": ("arcsinh",),
     "atan": ("arctan",),
@@ -54,16 +53,12 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "neg": ("negative",),
     "outer": ("ger",),
     "polygamma": ("special_polygamma",),
-    "pow": (),
     "round": ("special_round",),
-    "select": (),
-    "sgn": (),
     "sigmoid": ("special_expit",),
     "sinc": ("special_sinc",),
     "softmax": ("special_softmax",),
     "sub": ("subtract",),
     "movedim": ("moveaxis",),
-    "vdot": (),
     "xlogy": ("special_xlogy",),
     "H": ("matrix_H",),
     "T": ("numpy_T",),
@@ -164,7 +159,7 @@ def _overloads(names: tuple[str, ...], only: str | None) -> Iterator[Callable[..
             if (
                 (only is None or overload == only)
                 and "out" not in overload
-                and "Dimname" not in str(getattr(packet, overload)._schema)
+                and "Dimname" not in str(overload_schema(getattr(packet, overload)))
             ):
                 yield getattr(packet, overload)
 
@@ -173,7 +168,7 @@ def spellings(func: Callable[..., Any]) -> dict[Callable[..., Any], bool]:
     """Every function that means the op of ``func``, with whether it writes into its first argument.
 
     A ``torch.ops`` overload stands for itself alone: the functions that it belongs to are shared by its siblings and
-    are sent to the right one by ``ops_registry.overloads``.
+    are sent to the right one by ``ops_registry.overloaded``.
     """
     if isinstance(func, torch._ops.OpOverload):
         return {func: False}

@@ -91,8 +91,7 @@ def grad(
                 f"input {i}, of shape {tuple(tensor.shape)}, was not used to compute the outputs. Pass "
                 f"allow_unused=True to get None for it."
             )
-    for tensor, gradient in sweep.retained:
-        tensor.grad = gradient
+    sweep.commit()  # no leaf was reached for good: what tensors retain is added to their .grad
     if isinstance(inputs, dict):
         return dict(zip(inputs, results, strict=True))  # type: ignore[return-value]
     return tuple(results)

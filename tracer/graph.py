@@ -112,7 +112,7 @@ class Graph:
         """The graph as a ``rustworkx.PyDiGraph``: payloads are ``GraphNode``, an edge leads from an input to the call that used
         it and carries the input's position. Built from what is alive at the time of asking.
         """
-        return build_digraph(self.nodes())[0]
+        return build_digraph(self.nodes())
 
     def backward_order(self, root: torch.Tensor) -> list[Node]:
         """The nodes that ``root.backward()`` would visit, in an order that visits every node after all that use it.
@@ -193,8 +193,8 @@ def kept_bytes(node: Node, seen: set[int]) -> int:
     return total
 
 
-def build_digraph(nodes: list[Node]) -> tuple[rx.PyDiGraph[GraphNode, int], dict[Node, int]]:
-    """The rustworkx graph of ``nodes`` and their direct inputs, and the index of each node in it."""
+def build_digraph(nodes: list[Node]) -> rx.PyDiGraph[GraphNode, int]:
+    """The rustworkx graph of ``nodes`` and their direct inputs."""
     index: dict[Node, int] = {}
     for node in nodes:
         index.setdefault(node, len(index))
@@ -206,7 +206,7 @@ def build_digraph(nodes: list[Node]) -> tuple[rx.PyDiGraph[GraphNode, int], dict
     graph.add_edges_from(
         [(index[parent], index[node], position) for node in nodes for position, parent in enumerate(flat(node.parents))]
     )
-    return graph, index
+    return graph
 
 
 def _payload(node: Node) -> GraphNode:

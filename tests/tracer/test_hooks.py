@@ -157,3 +157,13 @@ def test_hooks_make_no_cycle() -> None:
         assert alive() is None
     finally:
         gc.enable()
+
+
+def test_grad_adds_to_what_a_tensor_retains_and_shares_no_memory_with_what_it_returns() -> None:
+    x = leaf(1.0)
+    y = x * 2
+    y.retain_grad()
+    for _ in range(2):
+        (found,) = torch.autograd.grad((y * 3).sum(), y, retain_graph=True)
+    found.zero_()
+    assert y.grad.tolist() == [6.0]
