@@ -204,6 +204,7 @@ def backward(
     *,
     wrt: str | tuple[str, ...] | None = None,
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
+    constant_results: tuple[int, ...] = (),
     replace: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of ``func``, for every way to spell it.
@@ -220,6 +221,9 @@ def backward(
 
     ``forward`` takes the op's arguments and returns ``(result, by_products)``; the rule may name any by-product.
 
+    ``constant_results`` are positions of floating results that do not require grad (the permutation among the results of LU); integer
+    ones never do.
+
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have.
     """
@@ -232,6 +236,8 @@ def backward(
                 rule = Rule(name, signature_of(func))
             if forward is not None:
                 rule = copy_with(rule, forward=forward, variants={})
+            if constant_results:
+                rule = copy_with(rule, constant_results=constant_results, variants={})
             if not rule.signature.names:
                 raise RuleError(f"{name} takes no arguments: there is nothing to differentiate")
             covered = rule.signature.names[0] if wrt is None else wrt

@@ -105,6 +105,8 @@ class Rule:
     inputs: tuple[tuple[int, str], ...] = ()
     #: Their positions alone.
     positions: tuple[int, ...] = ()
+    #: Positions of results that are constants though they are floating.
+    constant_results: tuple[int, ...] = ()
     #: As in the signature.
     may_alias: bool = True
     #: Variants made so far, by mask.

@@ -228,11 +228,16 @@ def _attach_structure(
     if not isinstance(result, tuple | list):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
         return result
-    positions = [
+    fresh = [
         i
         for i, item in enumerate(result)
         if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not _came_in(item, bound, None)
     ]
+    constants = variant.rule.constant_results
+    for i in constants:
+        if i in fresh:
+            mark_untracked(result[i], bound, None, multiple=True)
+    positions = [i for i in fresh if i not in constants] if constants else fresh
     if not positions:
         return result
     single = len(positions) == 1 and not variant.rule.signature.returns_list

@@ -4,8 +4,8 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
-from ops_registry.rules.kernels import per_result, total
-from ops_registry.rules.normalisation import BY, all_but_channels, cross, recorded_statistics, through_statistics
+from ops_registry.rules.kernels import per_result
+from ops_registry.rules.normalisation import BY, all_but_channels, cross, recorded_statistics
 
 aten = torch.ops.aten
 
@@ -52,34 +52,28 @@ def forward_native(func, mean_position, training_position):
 
 
 def native_gradients(grad, input, weight, running, mean, invstd, training, eps, needs):
-    g, by_mean, by_invstd, *_ = grad
     if input.numel() == 0:
         raise UnsupportedCallError(
             "the gradient of native batch norm of an empty tensor is not supported: use torch.batch_norm"
         )
-    dims = all_but_channels(input.dim())
     if torch.is_grad_enabled() and training:
-        mean, invstd = recorded_statistics(input, dims, eps, mean)
-    by_x = by_w = by_b = None
-    if g is not None:
-        by_x, by_w, by_b = aten.native_batch_norm_backward(
-            g, input, weight, *running, mean, invstd, training, eps, list(needs)
-        )
-    if needs[0] and training:
-        mean, invstd, *by = (per_channel(t, input.dim()) for t in (mean, invstd, by_mean, by_invstd))
-        by_x = total(by_x, through_statistics(input, mean, invstd, dims, *by))
-    return by_x, by_w, by_b
+        mean, invstd = recorded_statistics(input, all_but_channels(input.dim()), eps, mean)
+    return aten.native_batch_norm_backward(grad, input, weight, *running, mean, invstd, training, eps, list(needs))
 
 
-@backward(torch.native_batch_norm, wrt=BY, forward=forward_native(torch.native_batch_norm, 3, 5))
-@backward(
-    aten._native_batch_norm_legit.default, wrt=BY, forward=forward_native(aten._native_batch_norm_legit.default, 3, 5)
-)
-@backward(
-    aten._native_batch_norm_legit.no_stats,
-    wrt=BY,
-    forward=forward_native(aten._native_batch_norm_legit.no_stats, None, 3),
-)
+def native_backward(func, mean_position, training_position):
+    """``backward`` for such a form. As in torch, the statistics that it returns are constants."""
+    return backward(
+        func,
+        wrt=BY,
+        forward=forward_native(func, mean_position, training_position),
+        constant_results=(1, 2, 3),
+    )
+
+
+@native_backward(torch.native_batch_norm, 3, 5)
+@native_backward(aten._native_batch_norm_legit.default, 3, 5)
+@native_backward(aten._native_batch_norm_legit.no_stats, None, 3)
 def native_batch_norm(grad, input, weight, running, mean, invstd, training, eps, needs):
     return native_gradients(grad, input, weight, running, mean, invstd, training, eps, needs)
 
@@ -90,7 +84,7 @@ def choose_batch_norm(input, weight, bias, running_mean, *rest, **named):
     return overload.no_stats if isinstance(running_mean, bool) else overload.default
 
 
-@backward(aten._batch_norm_with_update, wrt=BY, forward=forward_native(aten._batch_norm_with_update, 3, None))
+@native_backward(aten._batch_norm_with_update, 3, None)
 def batch_norm_with_update(grad, input, weight, running, mean, invstd, eps, needs):
     return native_gradients(grad, input, weight, running, mean, invstd, True, eps, needs)
 

@@ -34,7 +34,7 @@ def lu_backward(grad_L, grad_U, P, L, U):
     return P @ columns if P.numel() or not columns.numel() else columns  # P is empty where there was no pivoting
 
 
-@backward(torch.linalg.lu, wrt="A")
+@backward(torch.linalg.lu, wrt="A", constant_results=(0,))
 def lu(grad, P, L, U):
     grad_L, grad_U = zeros_for_none(grad[1:], (L, U))
     return lu_backward(grad_L, grad_U, P, L, U)
@@ -49,7 +49,7 @@ def lu_factor(grad, LU, pivots):
     return lu_backward(grad[..., :k].tril(-1), grad[..., :k, :].triu(), P, L, U)
 
 
-@backward(torch.lu_unpack, wrt="LU_data")
+@backward(torch.lu_unpack, wrt="LU_data", constant_results=(0,))
 def lu_unpack(grad, LU_data_shape):
     _, grad_L, grad_U = grad
     m, n = LU_data_shape[-2:]

@@ -118,20 +118,12 @@ def forward_native_layer_norm(input, normalized_shape, weight, bias, eps):
     return result, {"mean": result[1], "rstd": result[2]}
 
 
-@backward(torch.native_layer_norm, wrt=BY, forward=forward_native_layer_norm)
+# As in torch, the statistics that it returns are constants.
+@backward(torch.native_layer_norm, wrt=BY, forward=forward_native_layer_norm, constant_results=(1, 2))
 def native_layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
-    g, by_mean, by_rstd = grad
-    dims = last_dims(input, normalized_shape)
     if torch.is_grad_enabled():
-        mean, rstd = recorded_statistics(input, dims, eps, mean)
-    by_x = by_w = by_b = None
-    if g is not None:
-        by_x, by_w, by_b = aten.native_layer_norm_backward(
-            g, input, normalized_shape, mean, rstd, weight, bias, list(needs)
-        )
-    if needs[0]:
-        by_x = total(by_x, through_statistics(input, mean, rstd, dims, by_mean, by_rstd))
-    return by_x, by_w, by_b
+        mean, rstd = recorded_statistics(input, last_dims(input, normalized_shape), eps, mean)
+    return aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, list(needs))
 
 
 @backward(aten.native_layer_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"))

@@ -71,14 +71,6 @@ CASES = [
         rand(3),
         rand(3),
     ),
-    case(
-        "native_layer_norm",
-        lambda x: torch.native_layer_norm(x, [3], None, None, EPS),
-        rand(4, 3),
-        torch_agrees=False,
-        second="differences",  # torch takes mean and rstd for constants
-        label="statistics",
-    ),
     case("group_norm", lambda x, w, b: torch.group_norm(x, 2, w, b), rand(2, 6, 3), rand(6), rand(6)),
     case("group_norm", lambda x: F.group_norm(x, 3), rand(2, 6, 2, 3), label="plain"),
     case(
