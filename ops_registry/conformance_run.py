@@ -8,16 +8,25 @@ import json
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from ops_registry.checking import (
+    Derivatives,
+    MakeLeaf,
+    can_have_gradient,
+    differentiate,
+    first_difference,
+    leaves_of,
+    native_leaf,
+    tracked_leaf,
+)
 
 #: torch's own list of operators with sample inputs, which its test suite is built on.
 OP_DB = "torch.testing._internal.common_methods_invocations:op_db"
@@ -170,139 +179,18 @@ def ways(op: Any) -> list[Way]:
     return found
 
 
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values without a history."""
-    with DisableTorchFunctionSubclass():
-        return TensorBase.detach(tensor)
-
-
-def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory as the original does, gaps and repeated elements included."""
-    source = plain(tensor)
-    if source.layout != torch.strided or source.is_conj() or source.is_neg() or source.is_nested:
-        return source.clone()
-    empty = torch.empty(0, dtype=source.dtype, device=source.device)
-    return empty.set_(source.untyped_storage().clone(), source.storage_offset(), source.size(), source.stride())
-
-
-def can_have_gradient(value: Any) -> bool:
-    """Whether a gradient can flow to it."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def random_like(tensors: list[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """A random cotangent for each; complex ones have both parts. The same for the same shapes, whatever the class of the tensor."""
-    made = []
-    for i, tensor in enumerate(tensors):
-        generator = torch.Generator().manual_seed(1000 * seed + i)
-        wide = torch.complex128 if tensor.is_complex() else torch.float64
-        values = torch.randn(tuple(tensor.shape), generator=generator, dtype=wide)
-        made.append(values.to(device=tensor.device, dtype=tensor.dtype))
-    return made
-
-
-@dataclass
-class Derivatives:
-    """What one call gave, all of it plain."""
-
-    outputs: list[torch.Tensor]
-    requires_grad: list[bool]
-    first: list[torch.Tensor | None]
-    second: list[torch.Tensor | None]
-    #: The arguments as they are afterwards: running statistics are written into.
-    arguments: list[torch.Tensor]
-
-
-def differentiate(
-    call: Callable[[list[Any]], Any], leaves: list[Any], wanted: list[int], order: int, leaf: Callable[..., Any]
-) -> Derivatives:
-    """Values and derivatives of ``call`` with respect to the wanted leaves.
-
-    Second derivatives are taken with respect to the cotangents too: those of a linear op are all there.
-    """
-    torch.manual_seed(42)
-    outputs = [o for o in tree_leaves(call(leaves)) if isinstance(o, torch.Tensor)]
-    inputs = [leaves[i] for i in wanted]
-    live = [o for o in outputs if o.requires_grad]
-    first: list[Any] = [None] * len(inputs)
-    second: list[Any] = []
-    if live and inputs:
-        cotangents = [leaf(c, order == 2) for c in random_like(live, 1)]
-        first = list(torch.autograd.grad(live, inputs, cotangents, create_graph=order == 2, allow_unused=True))
-        if order == 2:
-            second = [None] * (len(inputs) + len(cotangents))
-            pairs = zip(first, random_like(inputs, 2), strict=True)
-            again = [(g, c) for g, c in pairs if g is not None and g.requires_grad]
-            if again:
-                roots, seeds = map(list, zip(*again, strict=True))
-                second = list(torch.autograd.grad(roots, [*inputs, *cotangents], seeds, allow_unused=True))
-    return Derivatives(
-        [plain(o) for o in outputs],
-        [o.requires_grad for o in outputs],
-        [None if g is None else plain(g) for g in first],
-        [None if g is None else plain(g) for g in second],
-        [plain(t) for t in leaves if isinstance(t, torch.Tensor)],
-    )
-
-
-def native_leaf(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """A leaf of torch's autograd."""
-    return tensor.requires_grad_(requires_grad)
-
-
-def tracked_leaf(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """A leaf of ours."""
-    from tracer import track
-
-    return track(tensor, requires_grad)
-
-
-def differs(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """What is different between two tensors; empty if nothing is."""
-    for aspect in ("shape", "dtype", "device", "layout"):
-        a, b = getattr(ours, aspect), getattr(theirs, aspect)
-        if a != b:
-            return f"{aspect} {a}, torch has {b}"
-    if ours.layout != torch.strided:
-        ours, theirs = ours.to_dense(), theirs.to_dense()
+def tolerance_of(theirs: torch.Tensor) -> tuple[float, float]:
+    """Relative and absolute tolerance for a tensor of torch's."""
     tolerance = absolute = TOLERANCE.get(theirs.dtype, 0.0 if theirs.dtype != torch.float16 else 1e-2)
     if tolerance > 1e-6 and theirs.numel():
-        absolute *= max(1.0, float(theirs.abs().nan_to_num(0, 0, 0).max()))
-    if torch.allclose(ours, theirs, rtol=tolerance, atol=absolute, equal_nan=True):
-        return ""
-    if not bool((ours.isnan() == theirs.isnan()).all()):
-        return (
-            "nan where torch has none" if bool((ours.isnan() & ~theirs.isnan()).any()) else "no nan where torch has one"
-        )
-    return "values differ"
-
-
-def _as_zeros(tensor: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
-    """The tensor; zeros as the other one where there is none, which means the same."""
-    if tensor is not None:
-        return tensor
-    assert other is not None
-    return torch.zeros_like(other)
+        absolute *= max(1.0, float(theirs.to_dense().abs().nan_to_num(0, 0, 0).max()))
+    return tolerance, absolute
 
 
 def compare(ours: Derivatives, theirs: Derivatives) -> str:
     """The first difference, said so that the same fault of two operators reads the same; empty if there is none."""
-    if ours.requires_grad != theirs.requires_grad:
-        return f"requires_grad of the results is {ours.requires_grad}, torch has {theirs.requires_grad}"
-    groups: list[tuple[str, Sequence[torch.Tensor | None], Sequence[torch.Tensor | None]]] = [
-        ("result", ours.outputs, theirs.outputs),
-        ("argument afterwards", ours.arguments, theirs.arguments),
-        ("first derivative", ours.first, theirs.first),
-        ("second derivative", ours.second, theirs.second),
-    ]
-    for what, left, right in groups:
-        for a, b in zip(left, right, strict=True):
-            if a is None and b is None:
-                continue
-            found = differs(_as_zeros(a, b), _as_zeros(b, a))
-            if found:
-                return f"{what}: {found}"
-    return ""
+    found = first_difference(ours, theirs, tolerance_of)
+    return "" if found is None else found.cause
 
 
 def cause_of(error: BaseException) -> str:
@@ -349,18 +237,14 @@ class Sample:
         useful = [i for i, g in zip(able, found.first, strict=True) if i in marked or g is not None]
         return (able, found) if useful == able else (useful, self.run(way, useful, order, native_leaf))
 
-    def run(self, way: Way, wanted: list[int], order: int, leaf: Callable[..., Any]) -> Derivatives:
+    def run(self, way: Way, wanted: list[int], order: int, leaf: MakeLeaf) -> Derivatives:
         """Call the operator on fresh leaves."""
-        copies: dict[int, Any] = {}
-        for i, value in enumerate(self.leaves):
-            if isinstance(value, torch.Tensor) and id(value) not in copies:
-                copies[id(value)] = leaf(twin(value), i in wanted)
 
         def call(leaves: list[Any]) -> Any:
             arguments, keywords = tree_unflatten(leaves, self.spec)
             return self.process(way(arguments, keywords))
 
-        return differentiate(call, [copies.get(id(v), v) for v in self.leaves], wanted, order, leaf)
+        return differentiate(call, leaves_of(self.leaves, wanted, leaf), wanted, order, leaf)
 
 
 def samples_of(op: Any, job: Job) -> Iterator[Sample]:

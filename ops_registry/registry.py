@@ -163,7 +163,7 @@ def _own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[st
 def _file(func: Callable[..., Any], rule: Rule) -> None:
     """Put ``rule`` under every spelling of ``func``."""
     _RULES[rule.name] = rule
-    written = rule
+    written = rule.written or rule
     if rule.no_gradient and rule.signature.names:
         # Written in place (x.eq_(3)), such a result stands in a tensor that has a history: it goes on with a gradient of zero.
         written = copy_with(rule, no_gradient=False)
@@ -193,7 +193,8 @@ def _extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...]
         elif not set(existing.wrt) <= set(formula.wrt):
             # A joint formula that loses one of its inputs still serves the others: it is told so by ``needs``.
             others.append(copy_with(existing, wrt=tuple(n if n not in overlap else "" for n in existing.wrt)))
-    extended = copy_with(rule, formulas=(*others, formula), no_gradient=False, body=None, variants={})
+    written = None if replacing else rule.written
+    extended = copy_with(rule, formulas=(*others, formula), no_gradient=False, body=None, written=written, variants={})
     for parameter in formula.keeps:
         extended.expression(parameter)
     return extended
@@ -205,6 +206,7 @@ def backward(
     wrt: str | tuple[str, ...] | None = None,
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
     constant_results: tuple[int, ...] = (),
+    in_place: bool = False,
     replace: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of ``func``, for every way to spell it.
@@ -224,6 +226,9 @@ def backward(
     ``constant_results`` are positions of floating results that do not require grad (the permutation among the results of LU); integer
     ones never do.
 
+    ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that keep
+    an input keep a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
+
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have.
     """
@@ -241,7 +246,10 @@ def backward(
             if not rule.signature.names:
                 raise RuleError(f"{name} takes no arguments: there is nothing to differentiate")
             covered = rule.signature.names[0] if wrt is None else wrt
-            _file(func, _extend(rule, function, covered, replace))
+            if in_place:
+                _file(func, copy_with(rule, written=_extend(rule, function, covered, replacing=True), variants={}))
+            else:
+                _file(func, _extend(rule, function, covered, replace))
         return function
 
     return register
@@ -357,7 +365,7 @@ def use(replacements: Mapping[Callable[..., Any], ReplacementRule]) -> Iterator[
         if spelling is None:
             forms = spellings(func)
         else:
-            forms = {key: spelled.inplace for key, spelled in _items(outer) if spelled.rule is rule}
+            forms = {key: spelled.inplace for key, spelled in _items(outer) if spelled.rule.name == rule.name}
         for key, inplace in forms.items():
             order = _own_order(key, rule.signature)
             if order is not None:

@@ -101,6 +101,8 @@ class Rule:
     no_gradient: bool = False
     #: Set for ops that are defined by other ops: runs them with interception on.
     body: Callable[..., Any] | None = None
+    #: The rule of the in-place spellings, where they have formulas of their own.
+    written: Rule | None = None
     #: Differentiable inputs as (position in the signature, name), in the signature's order.
     inputs: tuple[tuple[int, str], ...] = ()
     #: Their positions alone.

@@ -47,6 +47,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "logsumexp": ("special_logsumexp",),
     "lt": ("less",),
     "matmul": ("linalg_matmul",),
+    "mm": ("dsmm", "spmm"),
     "mul": ("multiply",),
     "mvlgamma": ("special_multigammaln",),
     "ne": ("not_equal",),
@@ -79,6 +80,8 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "trunc": ("fix",),
     "igamma": ("special_gammainc",),
     "igammac": ("special_gammaincc",),
+    "sparse_coo_tensor": ("_sparse_coo_tensor_unsafe",),
+    "sparse_compressed_tensor": ("_sparse_compressed_tensor_unsafe",),
 }
 
 #: Operator methods. Reflected ones that swap their sides (``__rsub__``) are Python functions with a body of their own.

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
@@ -20,6 +21,7 @@ C_NAMESPACES = (
     torch._C._special,
     torch._C._linalg,
     torch._C._fft,
+    torch._C._sparse,
 )
 
 TensorBase = torch._C.TensorBase
@@ -58,6 +60,21 @@ def storage_use_count(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata) - 1
 
 
+#: ``saved_tensors_hooks(False)`` is the innermost pair of hooks that the user has set (``torch.autograd.graph.saved_tensors_hooks``), or
+#: None; torch offers no public way to ask.
+saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
+
+#: Turns interception on again inside a block where it is off: for user code that is called from there.
+EnableTorchFunction: Any = torch._C._EnableTorchFunction
+
+#: What tells torch's checkpoint that unpackings belong to one backward pass. Before torch 2.10 it has none, and recomputes for each.
+GraphExecGroup: Any = getattr(torch.utils.checkpoint, "GraphExecGroup", object)
+get_graph_exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
+set_graph_exec_group: Callable[[Any], None] = getattr(torch._C, "_set_graph_exec_group", lambda group: None)
+
+#: What one checkpointed stretch remembers. Since torch 2.13 it saves its inputs natively, where a tracked one would lose its history.
+CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
+
 skip_one_hop: Callable[..., Any] | None = getattr(torch._C, "_skip_one_hop_torch_function", None)
 
 #: The one place that every ``torch.autograd.Function.apply`` goes through, bound early or late: it never reaches interception.
@@ -66,3 +83,7 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 #: Compiled code, whose calls never reach interception either.
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
+
+#: Where torch's own ``gradcheck`` looks up the identity that takes a gradient away, and that identity: it knows native tensors only.
+TorchFunctions: Any = torch._C._functions
+UndefinedGrad: Any = TorchFunctions.UndefinedGrad

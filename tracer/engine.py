@@ -17,11 +17,13 @@ from ops_registry.rule import Step
 from ops_registry.torch_private import set_grad_enabled
 from tracer.accumulate import Entry, accumulate, accumulate_recorded
 from tracer.errors import MissingRuleError, UnsupportedError
+from tracer.function import FunctionNode
 from tracer.graph import backward_order
 from tracer.keeping import reattach, release, unpack
 from tracer.naming import describe_node
 from tracer.native import hand_over
 from tracer.node import Bridge, Extras, Leaf, Node, Output, flat
+from tracer.packing import one_sweep
 from tracer.tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
@@ -65,7 +67,8 @@ class Sweep:
         mode = torch.is_grad_enabled()
         set_grad_enabled(self.create_graph)
         try:
-            self._visit(order, targets, leading, found)
+            with one_sweep():
+                self._visit(order, targets, leading, found)
         finally:
             set_grad_enabled(mode)
         return found
@@ -91,7 +94,8 @@ class Sweep:
                 if node.saved:
                     for tensor, version in node.saved:
                         if tensor._version != version:
-                            unpack(node)  # raises, with all that is to be said
+                            kept = unpack(node)  # packed by hooks; else it raises, with all that is to be said
+                            break
                     if not self.keep_graph:
                         node.kept, node.saved = None, ()
                 elif kept is None:
@@ -122,7 +126,7 @@ class Sweep:
                 grad = self._run_hooks(node, node.extras, grad)
             if targets is not None and node in targets:
                 found[node] = grad
-            if type(node) is Node:
+            if type(node) is Node or isinstance(node, FunctionNode):
                 if leading is None or any(p in leading for p in flat(node.parents)):
                     self._through(node, grad, leading)
             elif isinstance(node, Output):
@@ -136,6 +140,9 @@ class Sweep:
 
     def _zero_at(self, node: Node, targets: set[Node] | None) -> torch.Tensor | None:
         """The zero gradient of a node that no other gradient has reached: a tensor where someone will look at it, else passed on unseen."""
+        if isinstance(node, FunctionNode):
+            # Its answer to a gradient of zero need not be zero: its backward is run.
+            return (None,) * len(node.results)  # type: ignore[return-value]
         if type(node) is Leaf:
             tensor = node.variable
             return None if tensor is None else torch.zeros_like(plain_alias(tensor), requires_grad=False)
@@ -149,6 +156,32 @@ class Sweep:
 
     def _through(self, node: Node, grad: Any, leading: set[Node] | None) -> None:
         """Run the rule of one call and pass its results on to the call's inputs."""
+        parents = node.parents
+        passed: list[Any] | None = [None] * len(parents) if node.extras is not None and node.extras.post_hooks else None
+        if isinstance(node, FunctionNode):
+            self._through_function(node, grad, passed)
+        else:
+            self._through_rule(node, grad, leading, passed)
+        if passed is not None and node.extras is not None:
+            for hook in list(node.extras.post_hooks.values()):
+                hook(tuple(passed), grad if isinstance(grad, tuple) else (grad,))
+
+    def _through_function(self, node: FunctionNode, grad: Any, passed: list[Any] | None) -> None:
+        """The user's own ``backward``. As in torch, what it leaves out (None) is no gradient, not one of zero."""
+        try:
+            results = node.differentiate(grad, self.create_graph)
+        except Exception as error:
+            _say_where(error, node)
+            raise
+        if not self.keep_graph:
+            release(node)
+        (step,) = node.variant.steps
+        for position, result in enumerate(results):
+            if result is not None:
+                plain = plain_alias(result) if type(result) is Tensor and not self.create_graph else result
+                self._pass_on(node, step, position, plain, passed)
+
+    def _through_rule(self, node: Node, grad: Any, leading: set[Node] | None, passed: list[Any] | None) -> None:
         steps = node.variant.steps or self._missing(node)
         kept = unpack(node)
         if self.create_graph:
@@ -156,7 +189,6 @@ class Sweep:
         if not self.keep_graph:
             release(node)
         parents = node.parents
-        passed: list[Any] | None = [None] * len(parents) if node.extras is not None and node.extras.post_hooks else None
         for step in steps:
             needs = step.needs
             if leading is not None:
@@ -172,9 +204,6 @@ class Sweep:
                 self._pass_all_on(node, step, results, passed)
             else:
                 self._pass_on(node, step, step.parent, results, passed)
-        if passed is not None and node.extras is not None:
-            for hook in list(node.extras.post_hooks.values()):
-                hook(tuple(passed), grad if isinstance(grad, tuple) else (grad,))
 
     def _missing(self, node: Node) -> NoReturn:
         raise _missing(node)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from torch.autograd.gradcheck import GradcheckError as TorchGradcheckError
+
 from ops_registry.errors import GlassgradError
+from ops_registry.mistakes import Mistake
 
 
 class MissingRuleError(GlassgradError):
@@ -37,5 +40,26 @@ class OutArgumentError(GlassgradError):
     """``out=`` with a tensor that requires grad: the write would not be part of any history."""
 
 
+class FunctionError(GlassgradError):
+    """A custom Function broke the contract that torch documents for it."""
+
+
+class SecondDerivativeError(GlassgradError):
+    """A derivative of a derivative was asked of something that can be differentiated only once."""
+
+
+class SavedTensorHookError(GlassgradError):
+    """A hook that packs or unpacks what is kept for backward broke the rules for it."""
+
+
 class UnsupportedError(GlassgradError):
     """Something that torch offers and glassgrad does not, or not yet."""
+
+
+class GradcheckError(GlassgradError, TorchGradcheckError):
+    """``gradcheck`` or ``gradgradcheck`` found a gradient wrong; also an error of torch's own class of that name."""
+
+    def __init__(self, message: str, mistake: Mistake | None = None) -> None:
+        super().__init__(message)
+        #: What the wrong Jacobian looks like, where a Jacobian is what is wrong.
+        self.mistake = mistake

@@ -12,10 +12,11 @@ import torch
 from ops_registry.rule import Formula, Rule, Step, Variant
 from ops_registry.signatures import Signature
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
-from tracer.errors import UnsupportedError
+from tracer.errors import SecondDerivativeError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import Node
 from tracer.parents import any_node
+from tracer.refusing import refusing_alias
 from tracer.tensor import Tensor, plain_alias
 
 
@@ -35,7 +36,7 @@ def fallback_active() -> bool:
 def fallback(source: str) -> Iterator[None]:
     """``with fallback("torch"):`` calls of functions without a rule, made inside, get their derivative from torch's own autograd.
 
-    The graph shows them as ``torch:<name>``. First derivatives only: a recorded backward through one raises ``UnsupportedError``.
+    The graph shows them as ``torch:<name>``. First derivatives only: a second one through such a call raises ``SecondDerivativeError``.
     """
     if source != "torch":
         raise UnsupportedError(f"fallback({source!r}): the only source of missing derivatives is 'torch'")
@@ -82,19 +83,24 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         return result
 
     def ask_torch(grad: Any, kept: tuple[Any, ...], needs: tuple[bool, ...] | None) -> Any:
-        if torch.is_grad_enabled():
-            raise UnsupportedError(
-                f"second derivative through torch:{name}: its first one comes from torch's own autograd, which glassgrad cannot record. "
-                f"Write a rule for it."
-            )
         grads = (grad,) if single else tuple(grad)
-        asked = [(items[i], grads[i]) for i in carrying if grads[i] is not None]
+        asked = [(items[i], plain_alias(grads[i])) for i in carrying if grads[i] is not None]
         # backward, not grad: torch's reentrant checkpoint takes no other, and leaves inside a custom Function get theirs too.
         torch.autograd.backward([t for t, _ in asked], [g for _, g in asked], retain_graph=True)
         found = [leaf.grad for leaf in leaves]
         for leaf in leaves:
             leaf.grad = None
-        return found
+        if not torch.is_grad_enabled():
+            return found
+        # The backward pass is recorded, and this part of it cannot be: who differentiates through it is told.
+        above = [*parents, *(n for g in grads if g is not None and (n := any_node(g)) is not None)]
+        return [None if g is None else refusing_alias(g, f"torch:{name}", error, above) for g in found]
+
+    def error() -> Exception:
+        return SecondDerivativeError(
+            f"second derivative through torch:{name}: its first one comes from torch's own autograd, which glassgrad cannot record. "
+            f"Write a rule for it."
+        )
 
     inputs = tuple(f"input{i}" for i in range(len(parents)))
     formula = Formula(ask_torch, inputs, True, ("grad",))

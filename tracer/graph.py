@@ -15,7 +15,8 @@ import torch
 
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
-from tracer.node import Leaf, Node, flat, tensors_in
+from tracer.node import Leaf, Node, flat
+from tracer.packing import PACKED
 
 
 @dataclass(frozen=True)
@@ -185,7 +186,7 @@ def _cut(node: Node) -> None:
 def kept_bytes(node: Node, seen: set[int]) -> int:
     """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (addresses of storages), which it extends."""
     total = 0
-    for tensor in tensors_in(node.kept):
+    for tensor, _ in () if node.saved is PACKED else node.saved:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in seen:
             seen.add(storage.data_ptr())

@@ -9,10 +9,10 @@ import torch
 
 from ops_registry.registry import Spelling
 from ops_registry.rule import FROM_RESULT, Variant
-from ops_registry.torch_private import set_grad_enabled
+from ops_registry.torch_private import saved_tensors_hooks, set_grad_enabled
 from tracer.errors import InPlaceError
 from tracer.graph import enter
-from tracer.keeping import keep, note_write
+from tracer.keeping import keep, keep_unpacked, note_write, pack_kept
 from tracer.node import Leaf, Node
 from tracer.parents import DIFFERENTIABLE, find_parents
 from tracer.tensor import Tensor, plain_alias
@@ -59,9 +59,10 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
             target.copy_(result)
         else:
             # Kept before the write: an argument that shares memory with the target is at another version afterwards, and backward says so.
-            kept, saved = keep(variant, bound_before, target, {})
+            kept, saved = keep_unpacked(variant, bound_before, target, {})
             func(*args, **kwargs)
             kept, saved = _with_result(variant, kept, saved, bound_before, target)
+            kept, saved = pack_kept(kept, saved, saved_tensors_hooks(False))
     finally:
         set_grad_enabled(True)
     node = enter(Node(variant, parents, target.shape, target.dtype, kept, saved))

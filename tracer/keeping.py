@@ -9,10 +9,11 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, Variant
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import Node, tensors_in
+from tracer.packing import PACKED, Hooks, pack, unpack_nest
 from tracer.tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
@@ -34,6 +35,9 @@ def keep(
     """
     if variant.gather is None:
         return (), ()
+    hooks = saved_tensors_hooks(False)
+    if hooks is not None:
+        return pack_kept(*keep_unpacked(variant, bound, result, extra), hooks)
     values = variant.gather(bound, result, extra)
     if not variant.holders:
         return values, ()
@@ -45,11 +49,29 @@ def keep(
             return (alias,), ((alias, value._version),)
         if kind in NUMBERS:
             return values, ()
+    return _hold_all(variant, values)
+
+
+def keep_unpacked(
+    variant: Variant, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
+    """As ``keep``, whatever saved-tensor hooks are set."""
+    return ((), ()) if variant.gather is None else _hold_all(variant, variant.gather(bound, result, extra))
+
+
+def _hold_all(variant: Variant, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Saved]:
     saved: Saved = []
     kept = list(values)
     for i in variant.holders:
         kept[i] = hold(values[i], saved)
     return tuple(kept), saved
+
+
+def pack_kept(
+    kept: tuple[Any, ...], saved: Sequence[tuple[torch.Tensor, int]], hooks: Hooks | None
+) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
+    """What was kept, packed by the hooks where some are set."""
+    return (kept, saved) if hooks is None or not saved else (pack(kept, hooks), PACKED)
 
 
 def hold(value: Any, saved: Saved) -> Any:
@@ -67,7 +89,7 @@ def hold(value: Any, saved: Saved) -> Any:
 
 
 def unpack(node: Node) -> tuple[Any, ...]:
-    """What ``node`` kept, checked against torch's version counters.
+    """What ``node`` kept, checked against torch's version counters; unpacked, where saved-tensor hooks had packed it.
 
     Raises ``FreedGraphError`` when an earlier backward has released it, ``OverwrittenError`` when one was written in place since.
     """
@@ -77,6 +99,8 @@ def unpack(node: Node) -> tuple[Any, ...]:
             f"backward reached {describe_node(node)} a second time: what it had kept was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
+    if node.saved is PACKED:
+        return unpack_nest(kept)
     for position, (tensor, version) in enumerate(node.saved):
         if tensor._version != version:
             writer = last_write(tensor)

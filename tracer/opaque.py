@@ -1,7 +1,7 @@
-"""Calls that never reach interception: ``torch.autograd.Function`` and TorchScript.
+"""TorchScript, whose calls never reach interception.
 
 torch would run them on a tracked tensor and record nothing: a cut without a word. Each is recorded as one opaque call here: torch's own
-autograd runs it, a custom Function's own ``backward`` included, and our sweep asks it for the gradients.
+autograd runs it, and our sweep asks it for the gradients.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import ScriptFunction, ScriptMethod, SingleLevelFunction
+from ops_registry.torch_private import ScriptFunction, ScriptMethod
 from tracer.fallback import record_with_torch
 from tracer.tensor import Tensor
 
@@ -27,14 +27,6 @@ def _wants_gradient(nest: Any) -> bool:
     return any(_wants_gradient(value) for value in nest)
 
 
-def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
-    """``Function.apply``: as torch runs it, and recorded where an argument is tracked."""
-    run = super(SingleLevelFunction, cls).apply
-    if torch.is_grad_enabled() and _wants_gradient(args):
-        return record_with_torch(run, args, kwargs, cls.__name__)
-    return run(*args, **kwargs)
-
-
 def _recording(call: Callable[..., Any]) -> Callable[..., Any]:
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
@@ -44,6 +36,5 @@ def _recording(call: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
-SingleLevelFunction.apply = classmethod(_apply)
 ScriptFunction.__call__ = _recording(ScriptFunction.__call__)
 ScriptMethod.__call__ = _recording(ScriptMethod.__call__)

@@ -32,8 +32,9 @@ _WRITE = TABLE[write_region].rule
 
 def _stale(grad: Any) -> Any:
     raise InPlaceError(
-        "backward reached one of several views that one call returned (unbind, split, chunk), and the tensor they share, or another "
-        "of them, was written in place since: torch forbids to use them then. Use the out-of-place op, or index the tensor instead."
+        "backward reached one of several views that one call returned (unbind, split, chunk), or a view that a custom Function returned, "
+        "and the tensor that it shares memory with, or another of them, was written in place since: torch forbids to use it then. Use "
+        "the out-of-place op; index the tensor instead, or return a clone from the Function."
     )
 
 
@@ -42,6 +43,7 @@ _STALE = Rule(
 ).variant(1)
 
 MULTIPLE = "is one of several views that one call returned, which torch forbids to write into"
+CUSTOM = "a custom Function returned, whose own backward the write would override"
 NO_GRAD = "was made under no_grad, and is written with gradients enabled"
 
 
@@ -134,7 +136,7 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
         kept, saved = keep(variant, bound, base, {})
         rebase(base, enter(Node(variant, parents, base.shape, base.dtype, kept, saved)))
     for view in live_views(base):
-        if getattr(view, "_refused", None) == MULTIPLE:
+        if getattr(view, "_refused", None) in (MULTIPLE, CUSTOM) and view is not target:
             rebase(view, enter(Node(_STALE, (base._node,), view.shape, view.dtype)))
             continue
         variant = _READ.variant(1)
@@ -148,7 +150,7 @@ def written_unrecorded(target: torch.Tensor) -> None:
     base: Any = target if target._base is None else target._base
     for view in live_views(base):
         node = getattr(view, "_node", None)
-        if node is not None and getattr(view, "_refused", None) == MULTIPLE:
+        if node is not None and getattr(view, "_refused", None) in (MULTIPLE, CUSTOM):
             rebase(view, enter(Node(_STALE, (node,), view.shape, view.dtype)))
 
 

@@ -10,8 +10,9 @@ import pytest
 import torch
 from support import fake_ops
 
+from ops_registry.checking import Derivatives, twin
 from ops_registry.conformance import KNOWN_GAPS, Gap, judge, main, read_gaps
-from ops_registry.conformance_run import OP_DB, Job, Outcome, applies, compare, load_ops, run, tiers, twin, ways
+from ops_registry.conformance_run import OP_DB, Job, Outcome, applies, compare, load_ops, run, tiers, ways
 
 CHUNKS = 24
 
@@ -112,8 +113,6 @@ def test_nan_differs_from_a_number_and_not_from_nan() -> None:
 
 
 def _derivatives(**fields: Any) -> Any:
-    from ops_registry.conformance_run import Derivatives
-
     empty: dict[str, Any] = {"outputs": [], "requires_grad": [], "first": [], "second": [], "arguments": []}
     return Derivatives(**{**empty, **fields})
 

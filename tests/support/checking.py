@@ -14,6 +14,21 @@ from typing import Any, Literal
 import torch
 
 import tracer
+from ops_registry import checking
+from ops_registry.checking import (
+    SEED,
+    can_have_gradient,
+    differentiate,
+    first_by_differences,
+    first_difference,
+    inner,
+    leaves_of,
+    native_leaf,
+    random_like,
+    second_by_differences,
+    slope_of,
+    tracked_leaf,
+)
 
 Make = Callable[[torch.device], torch.Tensor]
 
@@ -70,142 +85,72 @@ def case(rule: str, function: Callable[..., Any], *inputs: Make, **options: Any)
 def as_outputs(result: Any) -> list[torch.Tensor]:
     """The differentiable tensors of a result."""
     items = [result] if isinstance(result, torch.Tensor) else list(result)
-    return [i for i in items if isinstance(i, torch.Tensor) and (i.is_floating_point() or i.is_complex())]
+    return [i for i in items if can_have_gradient(i)]
 
 
 def plain(tensor: Any) -> Any:
-    """A tracked tensor as a plain one without history."""
-    if tensor is None:
-        return None
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch._C.TensorBase.detach(tensor)
+    """A tracked tensor as a plain one without history; None stays None."""
+    return None if tensor is None else checking.plain(tensor)
 
 
 def cotangents(outputs: list[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:
     """Random cotangents, the same for the same shapes."""
-    generator = torch.Generator().manual_seed(seed)
-    made = []
-    for out in outputs:
-        wide = torch.complex128 if out.is_complex() else torch.float64
-        made.append(torch.randn(tuple(out.shape), generator=generator, dtype=wide).to(out.dtype).to(out.device))
-    return made
+    return random_like(outputs, seed)
 
 
 def derivatives(
     function: Callable[..., Any], leaves: list[torch.Tensor], wanted: tuple[int, ...], second: bool
 ) -> tuple[list[Any], list[Any], list[Any]]:
     """Results, first and second derivatives with respect to the wanted leaves, all plain."""
-    torch.manual_seed(42)
-    outputs = as_outputs(function(*leaves))
-    inputs = [leaves[i] for i in wanted]
-    live = [o for o in outputs if o.requires_grad]
-    assert live, "no output requires grad"
-    seeds = cotangents(live)
-    first = torch.autograd.grad(live, inputs, seeds, create_graph=second, allow_unused=True)
-    seconds: list[Any] = [None] * len(inputs)
-    if second:
-        again = [(g, c) for g, c in zip(first, cotangents(inputs, 2), strict=True) if g is not None and g.requires_grad]
-        if again:
-            seconds = list(torch.autograd.grad([g for g, _ in again], inputs, [c for _, c in again], allow_unused=True))
-    return [plain(o) for o in outputs], [plain(g) for g in first], [plain(g) for g in seconds]
-
-
-def assert_same(ours: Any, theirs: Any, like: torch.Tensor, what: str, rtol: float, atol: float) -> None:
-    """Equal values, dtype and shape; None counts as zeros."""
-    if ours is None and theirs is None:
-        return
-    ours = torch.zeros_like(like) if ours is None else ours
-    theirs = torch.zeros_like(like) if theirs is None else theirs
-    assert ours.dtype == theirs.dtype, f"{what}: dtype {ours.dtype}, torch has {theirs.dtype}"
-    assert ours.shape == theirs.shape, f"{what}: shape {tuple(ours.shape)}, torch has {tuple(theirs.shape)}"
-    torch.testing.assert_close(
-        ours.to_dense() if ours.layout != torch.strided else ours,
-        theirs.to_dense() if theirs.layout != torch.strided else theirs,
-        rtol=rtol,
-        atol=atol,
-        equal_nan=True,
-        msg=lambda m: f"{what}: {m}",
-    )
+    leaf = tracked_leaf if any(isinstance(t, tracer.Tensor) for t in leaves) else native_leaf
+    found = differentiate(lambda at: function(*at), leaves, wanted, 2 if second else 1, leaf)
+    assert any(found.requires_grad), "no output requires grad"
+    return found.outputs, found.first, found.second[: len(wanted)] or [None] * len(wanted)
 
 
 def run_case(c: Case, device: torch.device) -> None:
     """Check one case: against torch for each set of wanted inputs, against central differences with all of them."""
     data = [make(device) for make in c.inputs]
-    differentiable = [i for i, d in enumerate(data) if d.is_floating_point() or d.is_complex()]
+    differentiable = [i for i, d in enumerate(data) if can_have_gradient(d)]
     subsets = c.needs or tuple(
         s for n in range(1, len(differentiable) + 1) for s in itertools.combinations(differentiable, n)
     )
+
+    def call(leaves: list[Any]) -> Any:
+        return c.function(*leaves)
+
     for wanted in subsets:
-        ours = [tracer.track(d.clone(), i in wanted) for i, d in enumerate(data)]
-        native = [d.clone().requires_grad_(i in wanted) for i, d in enumerate(data)]
-        out, first, second = derivatives(c.function, ours, wanted, bool(c.second))
+        leaves = leaves_of(data, wanted, tracked_leaf)
+        ours = differentiate(call, leaves, wanted, 2 if c.second else 1, tracked_leaf)
+        assert any(ours.requires_grad), "no output requires grad"
         if c.torch_agrees:
-            their_out, their_first, their_second = derivatives(c.function, native, wanted, c.second is True)
-            for a, b in zip(out, their_out, strict=True):
-                assert_same(a, b, b, "value", c.rtol, c.atol)
-            for k, i in enumerate(wanted):
-                assert_same(first[k], their_first[k], data[i], f"gradient of input {i} of {wanted}", c.rtol, c.atol)
-                if c.second is True:
-                    what = f"second derivative of input {i} of {wanted}"
-                    assert_same(second[k], their_second[k], data[i], what, c.rtol, c.atol)
+            natives = leaves_of(data, wanted, native_leaf)
+            theirs = differentiate(call, natives, wanted, 2 if c.second is True else 1, native_leaf)
+            found = first_difference(ours, theirs, lambda _: (c.rtol, c.atol))
+            assert found is None, f"inputs {wanted}: {found}"
         if c.second == "differences":
-            check_second_differences(c.function, data, wanted, second)
+            slope = second_by_differences(call, data, wanted, ours)
+            assert slope.agrees, f"second derivatives by differences, inputs {wanted}: {slope}"
         if c.differences and len(wanted) == len(differentiable):
-            check_differences(c.function, data, wanted, first)
-
-
-def inner(left: list[Any], right: list[torch.Tensor]) -> torch.Tensor:
-    """The real inner product of two lists of tensors; None counts as zeros."""
-    return sum(((a * b.conj()).real.sum() for a, b in zip(left, right, strict=True) if a is not None), torch.zeros(()))
+            slope = first_by_differences(call, data, wanted, ours)
+            assert slope.agrees, f"first derivatives by differences: {slope}"
 
 
 def check_differences(
-    function: Callable[..., Any],
-    data: list[torch.Tensor],
-    wanted: tuple[int, ...],
-    grads: list[Any],
-    step: float = 1e-6,
+    function: Callable[..., Any], data: list[torch.Tensor], wanted: tuple[int, ...], grads: list[Any]
 ) -> None:
-    """``<gradient, v>`` equals the central difference along a random direction ``v``."""
-    directions = cotangents([data[i] for i in wanted], 3)
+    """``<gradient, v>`` equals the central difference along a random direction ``v``; the results are contracted with ``cotangents``."""
 
-    def loss(sign: float) -> torch.Tensor:
+    def loss(points: list[torch.Tensor]) -> tuple[float, float]:
         moved = list(data)
-        for i, v in zip(wanted, directions, strict=True):
-            moved[i] = data[i] + sign * step * v
-        torch.manual_seed(42)
+        for i, point in zip(wanted, points, strict=True):
+            moved[i] = point
+        torch.manual_seed(SEED)
         outputs = as_outputs(function(*moved))
         return inner(outputs, cotangents(outputs))
 
-    measured = (loss(1) - loss(-1)) / (2 * step)
-    predicted = inner(grads, directions)
-    torch.testing.assert_close(
-        predicted, measured, rtol=1e-5, atol=1e-6, check_dtype=False, msg=lambda m: f"central difference: {m}"
-    )
-
-
-def check_second_differences(
-    function: Callable[..., Any], data: list[torch.Tensor], wanted: tuple[int, ...], seconds: list[Any]
-) -> None:
-    """The second derivatives equal central differences of our own first ones."""
-
-    def first(*inputs: torch.Tensor) -> list[torch.Tensor]:
-        leaves = [tracer.track(t, i in wanted) for i, t in enumerate(inputs)]
-        grads = derivatives(function, leaves, wanted, second=False)[1]
-        return [torch.zeros_like(inputs[i]) if g is None else g for i, g in zip(wanted, grads, strict=True)]
-
-    directions = dict(zip(wanted, cotangents([data[i] for i in wanted], 3), strict=True))
-
-    def contracted(sign: float) -> torch.Tensor:
-        moved = [t + sign * 1e-6 * directions[i] if i in directions else t for i, t in enumerate(data)]
-        # The cotangents with which ``derivatives`` contracts the first gradients are those of seed 2.
-        return inner(first(*moved), cotangents([data[i] for i in wanted], 2))
-
-    measured = (contracted(1) - contracted(-1)) / 2e-6
-    predicted = inner(seconds, list(directions.values()))
-    torch.testing.assert_close(
-        predicted, measured, rtol=1e-5, atol=1e-6, check_dtype=False, msg=lambda m: f"second, by differences: {m}"
-    )
+    slope = slope_of(loss, [data[i] for i in wanted], grads)
+    assert slope.agrees, f"central difference: {slope}"
 
 
 def check_under_autocast(

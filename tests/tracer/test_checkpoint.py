@@ -1,0 +1,213 @@
+"""``tracer.checkpoint`` and torch's own, in both forms: the same gradients as without, and what was promised to be dropped is dropped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.utils.checkpoint
+
+import nn
+import tracer
+
+Checkpoint = Callable[..., Any]
+
+
+def reentrant(function: Any, *args: Any) -> Any:
+    return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+
+def plainly(function: Any, *args: Any) -> Any:
+    return function(*args)
+
+
+def network() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return nn.track(
+        torch.nn.Sequential(
+            torch.nn.Linear(3, 4),
+            torch.nn.BatchNorm1d(4),
+            torch.nn.Tanh(),
+            torch.nn.Dropout(0.5),
+            torch.nn.ReLU(inplace=True),
+            torch.nn.Linear(4, 2),
+        )
+    )
+
+
+def gradients(run: Checkpoint, second: bool = False) -> list[Any]:
+    model = network()
+    torch.manual_seed(1)
+    x = tracer.tensor(torch.randn(5, 3), requires_grad=True)
+    torch.manual_seed(2)
+    loss = run(model, x * 2).square().sum()
+    if second:
+        (g,) = torch.autograd.grad(loss, x, create_graph=True)
+        loss = g.square().sum()
+    loss.backward()
+    return [x.grad, *(p.grad for p in model.parameters())]
+
+
+def assert_same(ours: list[Any], theirs: list[Any]) -> None:
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize("run", [tracer.checkpoint, reentrant])
+def test_gradients_are_those_of_the_plain_call(run: Checkpoint) -> None:
+    """With batch norm, dropout (the same mask the second time) and a layer that works in place."""
+    assert_same(gradients(run), gradients(plainly))
+
+
+def test_torchs_own_call_is_honoured() -> None:
+    def torchs(function: Any, *args: Any) -> Any:
+        return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
+
+    assert_same(gradients(torchs), gradients(plainly))
+
+
+def test_second_derivatives_go_through_it() -> None:
+    assert_same(gradients(tracer.checkpoint, second=True), gradients(plainly, second=True))
+
+
+def test_it_nests() -> None:
+    def nested(model: Any, x: Any) -> Any:
+        def inner(y: Any) -> Any:
+            return tracer.checkpoint(model[3:], tracer.checkpoint(model[1:3], y))
+
+        return tracer.checkpoint(lambda y: inner(model[0](y)), x)
+
+    assert_same(gradients(nested), gradients(plainly))
+
+
+def test_a_sequence_of_modules_in_segments() -> None:
+    def sequential(model: Any, x: Any) -> Any:
+        return tracer.checkpoint_sequential(model, 3, x)
+
+    assert_same(gradients(sequential), gradients(plainly))
+
+
+def count(calls: list[int]) -> Callable[[Any], Any]:
+    def function(x: Any) -> Any:
+        calls.append(1)
+        y = x.exp().sin()
+        calls.append(2)
+        y = y.tanh()
+        calls.append(3)
+        return y * 2
+
+    return function
+
+
+def test_a_stretch_runs_again_once_and_stops_when_all_is_there() -> None:
+    calls: list[int] = []
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    out = tracer.checkpoint(count(calls), x)
+    assert calls == [1, 2, 3]
+    out.sum().backward()
+    assert calls == [1, 2, 3, 1, 2]  # tanh was the last to keep something
+
+
+def test_nothing_inside_is_kept() -> None:
+    x = tracer.tensor(torch.rand(1000), requires_grad=True)
+    with tracer.Graph() as graph:
+        out = tracer.checkpoint(lambda y: y.exp().sin().tanh().exp(), x)
+    assert graph.kept_bytes() <= 4000  # its input
+    out.sum().backward()
+
+
+def test_the_random_state_is_left_alone_where_asked() -> None:
+    x = tracer.tensor(torch.rand(50), requires_grad=True)
+    out = tracer.checkpoint(lambda y: torch.nn.functional.dropout(y, 0.5).square(), x, preserve_rng_state=False)
+    out.sum().backward()
+    assert x.grad is not None  # the second mask is another one: that is what the option says
+
+
+def test_an_error_in_the_second_run_reaches_the_caller_and_leaves_grad_alone() -> None:
+    runs: list[int] = []
+
+    def function(x: Any) -> Any:
+        runs.append(1)
+        if len(runs) == 2:
+            raise ValueError("second run")
+        return x.exp().sin()
+
+    x = tracer.tensor([1.0], requires_grad=True)
+    out = tracer.checkpoint(function, x * 1)
+    with pytest.raises(ValueError, match="second run"):
+        out.sum().backward()
+    assert x.grad is None
+    y = tracer.tensor([1.0], requires_grad=True)
+    y.exp().sum().backward()  # and the engine is as it was
+    assert y.grad is not None
+
+
+def test_an_error_in_the_first_run_leaves_recording_as_it_was() -> None:
+    def function(x: Any) -> Any:
+        raise ValueError("first run")
+
+    x = tracer.tensor([1.0], requires_grad=True)
+    with pytest.raises(ValueError, match="first run"):
+        tracer.checkpoint(function, x)
+    with tracer.Graph() as graph:
+        y = x.exp()
+    assert graph.kept_bytes() == 4
+    del y
+
+
+def test_a_function_that_does_another_thing_the_second_time_is_found_out() -> None:
+    runs: list[int] = []
+
+    def function(x: Any) -> Any:
+        runs.append(1)
+        return x.exp().sin() if len(runs) == 1 else x.exp()
+
+    x = tracer.tensor([1.0], requires_grad=True)
+    with pytest.raises(torch.utils.checkpoint.CheckpointError):
+        tracer.checkpoint(function, x).sum().backward()
+
+
+def test_a_backward_pass_inside_the_stretch() -> None:
+    def function(x: Any) -> Any:
+        (g,) = torch.autograd.grad(tracer.checkpoint(lambda y: y.exp().sin(), x).sum(), x, create_graph=True)
+        return (x * g).sin()
+
+    values = []
+    for run in (tracer.checkpoint, plainly):
+        x = tracer.tensor([0.3, 0.7], dtype=torch.float64, requires_grad=True)
+        run(function, x).sum().backward()
+        values.append(x.grad)
+    torch.testing.assert_close(*values)
+
+
+def test_several_arguments_keywords_and_results() -> None:
+    def function(x: Any, factor: float, *, y: Any) -> Any:
+        return (x * y).exp() * factor, x.sin()
+
+    values = []
+    for run in (tracer.checkpoint, lambda f, *a, **k: f(*a, **k)):
+        x, y = (tracer.tensor([v], dtype=torch.float64, requires_grad=True) for v in (0.3, 0.7))
+        first, second = run(function, x, 3.0, y=y)
+        (first * 2 + second).sum().backward()
+        values.append((x.grad, y.grad))
+    torch.testing.assert_close(*values)
+
+
+def test_a_custom_function_inside_saves_nothing_until_it_is_run_again() -> None:
+    class Square(tracer.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.save_for_backward(x)
+            return x * x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            (x,) = ctx.saved_tensors
+            return 2 * x * grad
+
+    x = tracer.tensor([3.0], requires_grad=True)
+    tracer.checkpoint(lambda y: Square.apply(y.exp()).sin(), x).sum().backward()
+    e = torch.tensor([3.0]).exp()
+    torch.testing.assert_close(x.grad, (e * e).cos() * 2 * e * e)

@@ -1,0 +1,328 @@
+"""Custom Functions on tracked tensors, side by side with torch's own machinery on the same classes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support import functions as f
+from support.checking import plain
+
+import tracer
+from ops_registry.errors import GlassgradError
+
+Leaf = Callable[..., Any]
+
+PASS, RAISE = "pass", "raise"
+
+
+def first(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The gradient of ``function``, whose results are weighted, at a leaf."""
+
+    def run(x: Any) -> Any:
+        outputs = function(x)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        live = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
+        loss = sum((o * torch.tensor([3.0, 5.0], dtype=o.dtype)[: o.numel()]).sum() for o in live)
+        return torch.autograd.grad(loss, x)[0]
+
+    return run
+
+
+def second(function: Callable[..., Any]) -> Callable[[Any], Any]:
+    """The second derivative: the gradient of the first one's weighted sum."""
+
+    def run(x: Any) -> Any:
+        outputs = function(x)
+        loss = (outputs[0] if isinstance(outputs, tuple) else outputs).square().sum()
+        (g,) = torch.autograd.grad(loss, x, create_graph=True)
+        return torch.autograd.grad((g * torch.tensor([2.0, 7.0], dtype=g.dtype)).sum(), x)[0]
+
+    return run
+
+
+def overwrites_saved(x: Any) -> Any:
+    y = x * 1
+    out = f.Square.apply(y)
+    y.add_(1)
+    return torch.autograd.grad(out.sum(), x)[0]
+
+
+def backward_twice(x: Any) -> Any:
+    out = f.Square.apply(x).sum()
+    torch.autograd.grad(out, x)
+    return torch.autograd.grad(out, x)[0]
+
+
+def writes_into_identity(x: Any) -> Any:
+    out = f.Identity.apply(x * 1)
+    out.mul_(2)
+    return torch.autograd.grad(out.sum(), x)[0]
+
+
+def writes_into_view(x: Any) -> Any:
+    out = f.OneElement.apply(x * 1)
+    out.mul_(2)
+    return torch.autograd.grad(out.sum(), x)[0]
+
+
+def writes_under_view(x: Any) -> Any:
+    y = x * 1
+    out = f.OneElement.apply(y)
+    y.mul_(2)
+    return torch.autograd.grad(out.sum(), x)[0]
+
+
+def dirty_view(x: Any) -> Any:
+    y = x * 1
+    f.DoubleInPlace.apply(y[:1])
+    return torch.autograd.grad((y * y).sum(), x)[0]
+
+
+def unused_result(x: Any) -> Any:
+    return torch.autograd.grad(f.Unmaterialised.apply(x)[0].sum(), x)[0]
+
+
+def no_gradient_given(x: Any) -> Any:
+    out = f.NoGradientGiven.apply(x * 1)
+    (g,) = torch.autograd.grad(out.sum(), x, allow_unused=True)
+    return torch.tensor(0.0 if g is None else 1.0)
+
+
+def broadcast(x: Any) -> Any:
+    return f.BroadcastGradient.apply(x, torch.ones(3, 2, dtype=x.dtype))
+
+
+def needs(x: Any) -> Any:
+    return f.NeedsInputGrad.apply(x, torch.tensor([2.0, 3.0], dtype=x.dtype), "text")
+
+
+#: What is done, what torch does with it, what we do. Where torch passes and we raise, torch's answer is wrong (see below).
+TABLE: list[tuple[str, Callable[[Any], Any], str, str]] = [
+    ("square", first(f.Square.apply), PASS, PASS),
+    ("square, twice", second(f.Square.apply), PASS, PASS),
+    ("setup_context and a default", first(f.Cube.apply), PASS, PASS),
+    ("setup_context, twice", second(lambda x: f.Cube.apply(x, 3.0)), PASS, PASS),
+    ("setup_context, by keyword", first(lambda x: f.Cube.apply(x, scale=3.0)), PASS, PASS),
+    ("saved result, twice", second(f.SavesResult.apply), PASS, PASS),
+    ("result as an attribute, twice", second(f.KeepsResultAsAttribute.apply), PASS, PASS),
+    ("input as an attribute, twice", second(f.KeepsInputAsAttribute.apply), PASS, PASS),
+    ("intermediate returned, twice", second(f.ReturnsIntermediate.apply), PASS, PASS),
+    ("several results", first(f.SinAndCos.apply), PASS, PASS),
+    ("several results, twice", second(f.SinAndCos.apply), PASS, PASS),
+    ("one of several results used", first(lambda x: f.SinAndCos.apply(x)[1]), PASS, PASS),
+    ("gradients not materialised", unused_result, PASS, PASS),
+    ("results that are not differentiable", first(f.MaskAndIndex.apply), PASS, PASS),
+    ("in place, marked dirty", first(lambda x: f.DoubleInPlace.apply(x * 1)), PASS, PASS),
+    ("in place, saved after the write", second(lambda x: f.SavesWhatItWrote.apply(x * 1)), PASS, PASS),
+    ("in place on a view, marked dirty", dirty_view, PASS, PASS),
+    ("input returned as it is", first(f.Identity.apply), PASS, PASS),
+    ("view of the input returned", first(f.OneElement.apply), PASS, PASS),
+    ("needs_input_grad", first(needs), PASS, PASS),
+    ("vjp", first(f.Vjp.apply), PASS, PASS),
+    ("gradient of the broadcast shape", first(broadcast), PASS, PASS),
+    ("None beyond the arguments", first(f.TooManyNones.apply), PASS, PASS),
+    ("None as the gradient", no_gradient_given, PASS, PASS),
+    ("once_differentiable", first(f.Once.apply), PASS, PASS),
+    ("random mask saved, twice", second(f.RandomMask.apply), PASS, PASS),
+    ("once_differentiable, twice", second(f.Once.apply), RAISE, RAISE),
+    ("backward and vjp", first(f.BackwardAndVjp.apply), RAISE, RAISE),
+    ("too few gradients", first(lambda x: f.TooFewGradients.apply(x, x)), RAISE, RAISE),
+    ("too many gradients", first(f.TooManyGradients.apply), RAISE, RAISE),
+    ("gradient of a wrong shape", first(f.WrongShape.apply), RAISE, RAISE),
+    ("gradient for a number", first(f.GradientForNumber.apply), RAISE, RAISE),
+    ("gradient that is no tensor", first(f.NotATensor.apply), RAISE, RAISE),
+    ("number saved for backward", first(f.SavesNumber.apply), RAISE, RAISE),
+    ("dirty and not returned", first(lambda x: f.DirtyNotReturned.apply(x * 1)), RAISE, RAISE),
+    ("leaf written in place", first(f.DoubleInPlace.apply), RAISE, RAISE),
+    ("saved tensor overwritten", overwrites_saved, RAISE, RAISE),
+    ("backward a second time", backward_twice, RAISE, RAISE),
+    ("write into an input returned as it is", writes_into_identity, RAISE, RAISE),
+    ("write into a view that was returned", writes_into_view, RAISE, RAISE),
+    ("write under a view that was returned", writes_under_view, RAISE, RAISE),
+    ("intermediate saved, twice", second(f.HiddenIntermediate.apply), PASS, RAISE),
+    ("intermediate as an attribute, twice", second(f.HiddenAttribute.apply), PASS, RAISE),
+    ("intermediate in a buffer, twice", second(f.HiddenInBuffer.apply), PASS, RAISE),
+    ("backward under no_grad in part, twice", second(f.NoGradInBackward.apply), PASS, RAISE),
+    ("backward under no_grad, twice", second(f.AllNoGradInBackward.apply), RAISE, RAISE),
+    ("input changed without mark_dirty", first(lambda x: f.ChangesInput.apply(x * 1)), PASS, RAISE),
+    ("gradient changed in place", first(f.ChangesGradient.apply), PASS, RAISE),
+]
+
+
+def outcome(program: Callable[[Any], Any], leaf: Any) -> Any:
+    try:
+        return plain(program(leaf))
+    except (RuntimeError, TypeError, AttributeError) as error:
+        return error
+
+
+@pytest.mark.parametrize(("name", "program", "theirs", "ours"), TABLE, ids=[row[0] for row in TABLE])
+def test_the_table_of_what_passes_and_what_raises(
+    name: str, program: Callable[[Any], Any], theirs: str, ours: str
+) -> None:
+    start = torch.tensor([0.5, -1.5], dtype=torch.float64)
+    native = outcome(program, start.clone().requires_grad_())
+    tracked = outcome(program, tracer.tensor(start, requires_grad=True))
+    assert isinstance(native, Exception) == (theirs == RAISE), native
+    assert isinstance(tracked, Exception) == (ours == RAISE), tracked
+    if theirs == ours == PASS:
+        torch.testing.assert_close(tracked, native)
+    if ours == RAISE:
+        assert isinstance(tracked, GlassgradError), repr(tracked)
+
+
+@pytest.mark.parametrize("name", [row[0] for row in TABLE if row[2:] == (PASS, RAISE) and "twice" in row[0]])
+def test_where_torch_answers_and_we_raise_torch_is_wrong(name: str) -> None:
+    program = next(row[1] for row in TABLE if row[0] == name)
+    start = torch.tensor([0.5, -1.5], dtype=torch.float64)
+    hides_exp = "no_grad" in name
+    truth = second(torch.exp if hides_exp else lambda x: x.exp().sin())(start.clone().requires_grad_())
+    assert not torch.allclose(program(start.clone().requires_grad_()), truth)
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "message"),
+    [
+        (f.TooManyGradients, tracer.FunctionError, "TooManyGradients returned 2 gradients, and its forward took 1"),
+        (f.WrongShape, RuntimeError, r"WrongShape.*shape \(7,\) for an input of shape \(2,\)"),
+        (f.NotATensor, tracer.FunctionError, "NotATensor returned str as the gradient of argument 0"),
+        (f.SavesNumber, tracer.FunctionError, "save_for_backward of the Function SavesNumber"),
+        (f.ChangesInput, tracer.InPlaceError, r"forward of the Function ChangesInput.*mark_dirty"),
+        (f.DirtyNotReturned, tracer.FunctionError, "DirtyNotReturned marked an argument .* did not return it"),
+        (
+            f.ChangesGradient,
+            tracer.InPlaceError,
+            "backward of the Function ChangesGradient wrote in place into the grad",
+        ),
+    ],
+)
+def test_each_mistake_has_an_error_that_names_the_function(function: Any, error: type[Exception], message: str) -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    x.grad = torch.ones(2)
+    with pytest.raises(error, match=message):
+        (function.apply(x * 1) * 1.5).sum().backward()
+    assert x.grad.tolist() == [1.0, 1.0]
+
+
+def test_an_overwritten_saved_tensor_is_named() -> None:
+    with pytest.raises(
+        tracer.OverwrittenError, match=r"the Function Square saved saved tensor 0|Square saved tensor 0"
+    ):
+        overwrites_saved(tracer.tensor([1.0, 2.0], requires_grad=True))
+
+
+def test_a_hidden_intermediate_does_not_disturb_the_first_derivative() -> None:
+    x = tracer.tensor([0.5], requires_grad=True)
+    (g,) = torch.autograd.grad(f.HiddenIntermediate.apply(x).sum(), x, create_graph=True)
+    torch.testing.assert_close(plain(g), (x.exp().cos() * x.exp()).detach(), check_dtype=False)
+
+
+def test_saved_inputs_come_back_as_the_very_objects() -> None:
+    seen = []
+
+    class Look(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, y: Any) -> Any:
+            ctx.save_for_backward(x, y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            seen.extend(ctx.saved_tensors)
+            return grad, grad
+
+    x, y = tracer.tensor([1.0], requires_grad=True), torch.ones(1)
+    z = x * 2
+    Look.apply(z, y).sum().backward()
+    assert seen[0] is z and seen[1] is y
+
+
+def test_an_apply_bound_before_is_caught_too() -> None:
+    apply = f.Vjp.apply
+    x = tracer.tensor([1.0], requires_grad=True)
+    apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0]
+
+
+def test_a_native_leaf_beside_a_tracked_one_gets_its_gradient() -> None:
+    x, y = tracer.tensor([1.0]), torch.ones(1, requires_grad=True)
+    f.BroadcastGradient.apply(x, y).sum().backward()
+    assert y.grad is not None and y.grad.tolist() == [1.0]
+
+
+def test_plain_tensors_are_left_to_torch() -> None:
+    x = torch.ones(1, requires_grad=True)
+    with tracer.Graph() as graph:
+        f.Vjp.apply(x).sum().backward()
+    assert len(graph) == 0 and x.grad is not None and x.grad.tolist() == [3.0]
+
+
+def test_the_graph_shows_one_call_under_the_functions_name() -> None:
+    with tracer.Graph() as graph:
+        y = f.Square.apply(tracer.tensor([1.0], requires_grad=True))
+    assert graph.counts() == {"Square": 1}
+    assert y.grad_fn.name() == "SquareBackward"
+
+
+def test_attributes_of_ctx_can_be_read_from_grad_fn() -> None:
+    y = f.Cube.apply(tracer.tensor([1.0], requires_grad=True), 4.0)
+    assert y.grad_fn.scale == 4.0
+
+
+def test_gradients_come_in_the_dtype_of_the_argument() -> None:
+    class Wide(f.TooManyNones):
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad.double() * 2
+
+    x = tracer.tensor([1.0], requires_grad=True)
+    Wide.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.dtype == torch.float32
+
+
+@pytest.mark.parametrize("function", [f.SavesResult, f.KeepsResultAsAttribute, f.Square, f.ReturnsIntermediate])
+def test_a_dropped_result_frees_everything_without_the_collector(function: Any) -> None:
+    gc.disable()
+    try:
+        x = tracer.tensor([1.0], requires_grad=True)
+        y = function.apply(x)
+        y = y[0] if isinstance(y, tuple) else y
+        node = weakref.ref(y.grad_fn)
+        del y
+        assert node() is None
+    finally:
+        gc.enable()
+
+
+def test_backward_releases_what_was_saved() -> None:
+    x = tracer.tensor([1.0], requires_grad=True)
+    with tracer.Graph() as graph:
+        y = f.SavesResult.apply(x)
+        assert graph.kept_bytes() == 4
+        y.sum().backward()
+        assert graph.kept_bytes() == 0
+
+
+def test_a_pinned_gradient_runs_where_the_gradient_is_zero() -> None:
+    class Pinned(f.TooManyNones):
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return torch.full_like(grad, 4.0)
+
+    x = tracer.tensor([1.5], requires_grad=True)
+    Pinned.apply(x).floor().sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [4.0]
+
+
+def test_hooks_of_the_node_see_both_gradients() -> None:
+    seen: list[Any] = []
+    x = tracer.tensor([1.0], requires_grad=True)
+    y = f.Vjp.apply(x)
+    y.grad_fn.register_hook(lambda inputs, outputs: seen.append((inputs, outputs)))
+    y.sum().backward()
+    assert [t.tolist() for t in (*seen[0][0], *seen[0][1])] == [[3.0], [1.0]]
