@@ -62,18 +62,18 @@ def grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of ``outputs`` with respect to ``inputs``; ``torch.autograd.grad``.
 
-    Only the part of the graph that leads to ``inputs`` is visited. Raises what ``backward`` raises, and ``UnusedInputError`` for an input
+    Only the part of the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts
+    cotangents: each is swept in turn, and the gradients are stacked. Raises what ``backward`` raises, and ``UnusedInputError`` for an input
     that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
     """
-    if is_grads_batched:
-        raise UnsupportedError(
-            "grad(is_grads_batched=True) is not supported: call grad() once for each row of grad_outputs"
-        )
     if materialize_grads and allow_unused is False:
         raise GradientArgumentError(
             "materialize_grads=True fills in for unused inputs: allow_unused cannot be False with it"
         )
     outs = _as_tuple(outputs)
+    if is_grads_batched:
+        keep = create_graph if retain_graph is None else retain_graph
+        return _batched(outs, inputs, grad_outputs, keep, create_graph, allow_unused, materialize_grads)
     wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
@@ -95,6 +95,46 @@ def grad(
     if isinstance(inputs, dict):
         return dict(zip(inputs, results, strict=True))  # type: ignore[return-value]
     return tuple(results)
+
+
+def _batched(
+    outputs: tuple[torch.Tensor, ...],
+    inputs: Any,
+    grad_outputs: Any,
+    retain_graph: bool,
+    create_graph: bool,
+    *options: Any,
+) -> tuple[torch.Tensor | None, ...]:
+    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or ())
+    sizes = {g.shape[0] for g in given if g is not None and g.dim()}
+    if len(sizes) != 1 or 0 in sizes:
+        raise GradientArgumentError(
+            f"is_grads_batched=True takes grad_outputs whose first dimension counts cotangents, one size throughout; got shapes "
+            f"{[None if g is None else tuple(g.shape) for g in given]}"
+        )
+    (size,) = sizes
+    rows = [
+        grad(
+            outputs,
+            inputs,
+            [None if g is None else g[i] for g in given],
+            retain_graph or i + 1 < size,
+            create_graph,
+            True,
+            options[0],
+            False,
+            options[1],
+        )
+        for i in range(size)
+    ]
+    if isinstance(inputs, dict):
+        return {k: _stacked([row[k] for row in rows]) for k in inputs}  # type: ignore[return-value]
+    return tuple([_stacked(list(column)) for column in zip(*rows, strict=True)])
+
+
+def _stacked(rows: list[torch.Tensor | None]) -> torch.Tensor | None:
+    present = [row for row in rows if row is not None]
+    return torch.stack(present) if present else None
 
 
 def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:

@@ -19,10 +19,11 @@ from tracer.accumulate import Entry, accumulate, accumulate_recorded
 from tracer.errors import MissingRuleError, UnsupportedError
 from tracer.function import FunctionNode
 from tracer.graph import backward_order
+from tracer.hooks import run_hooks, run_post_hooks
 from tracer.keeping import reattach, release, unpack
 from tracer.naming import describe_node
 from tracer.native import hand_over
-from tracer.node import Bridge, Extras, Leaf, Node, Output, flat
+from tracer.node import Bridge, Leaf, Node, Output, flat, tensors_in
 from tracer.packing import one_sweep
 from tracer.tensor import Tensor, plain_alias
 
@@ -41,6 +42,8 @@ class Sweep:
         self.zero: set[Node] = set()
         #: Nodes whose gradient is a buffer of the sweep's own, so that more can be added in place.
         self.owned: set[Node] = set()
+        #: What reached a target.
+        self.found: dict[Node, torch.Tensor] = {}
         #: Where the roots' gradients live.
         self.device: torch.device | None = None
         self.leaves: list[Entry] = []
@@ -63,7 +66,7 @@ class Sweep:
             self.device = grad.device
         order = backward_order(list(self.grads))
         leading = None if targets is None else _leading_to(targets, order, through_bridges)
-        found: dict[Node, torch.Tensor] = {}
+        found = self.found
         mode = torch.is_grad_enabled()
         set_grad_enabled(self.create_graph)
         try:
@@ -123,7 +126,10 @@ class Sweep:
             if leading is not None and node not in leading:
                 continue
             if node.extras is not None:
-                grad = self._run_hooks(node, node.extras, grad)
+                grad = run_hooks(node, node.extras, grad)
+                retaining = None if node.extras.retain is None else node.extras.retain()
+                if retaining is not None:
+                    self.retained.append((retaining, grad))
             if targets is not None and node in targets:
                 found[node] = grad
             if type(node) is Node or isinstance(node, FunctionNode):
@@ -156,20 +162,21 @@ class Sweep:
 
     def _through(self, node: Node, grad: Any, leading: set[Node] | None) -> None:
         """Run the rule of one call and pass its results on to the call's inputs."""
-        parents = node.parents
-        passed: list[Any] | None = [None] * len(parents) if node.extras is not None and node.extras.post_hooks else None
+        #: By position among the parents: what is to be passed on, held back while hooks look at it.
+        passed: dict[int, Any] | None = {} if node.extras is not None and node.extras.post_hooks else None
         if isinstance(node, FunctionNode):
             self._through_function(node, grad, passed)
         else:
             self._through_rule(node, grad, leading, passed)
-        if passed is not None and node.extras is not None:
-            for hook in list(node.extras.post_hooks.values()):
-                hook(tuple(passed), grad if isinstance(grad, tuple) else (grad,))
+        if passed is not None:
+            run_post_hooks(node, passed, grad)
+            for position, result in passed.items():
+                self._deliver(node.parents[position], result)
 
-    def _through_function(self, node: FunctionNode, grad: Any, passed: list[Any] | None) -> None:
+    def _through_function(self, node: FunctionNode, grad: Any, passed: dict[int, Any] | None) -> None:
         """The user's own ``backward``. As in torch, what it leaves out (None) is no gradient, not one of zero."""
         try:
-            results = node.differentiate(grad, self.create_graph)
+            results = node.differentiate(grad, self.create_graph, self._on_their_way)
         except Exception as error:
             _say_where(error, node)
             raise
@@ -181,7 +188,17 @@ class Sweep:
                 plain = plain_alias(result) if type(result) is Tensor and not self.create_graph else result
                 self._pass_on(node, step, position, plain, passed)
 
-    def _through_rule(self, node: Node, grad: Any, leading: set[Node] | None, passed: list[Any] | None) -> None:
+    def _on_their_way(self) -> list[torch.Tensor]:
+        """All gradients that the sweep holds."""
+        held = tensors_in(list(self.grads.values()))
+        held += (
+            [g for _, buffer in self.leaves for g in buffer]
+            + [g for _, g in self.retained]
+            + [g for _, g in self.bridged]
+        )
+        return [*held, *self.found.values()]
+
+    def _through_rule(self, node: Node, grad: Any, leading: set[Node] | None, passed: dict[int, Any] | None) -> None:
         steps = node.variant.steps or self._missing(node)
         kept = unpack(node)
         if self.create_graph:
@@ -208,7 +225,7 @@ class Sweep:
     def _missing(self, node: Node) -> NoReturn:
         raise _missing(node)
 
-    def _pass_all_on(self, node: Node, step: Step, results: Any, passed: list[Any] | None) -> None:
+    def _pass_all_on(self, node: Node, step: Step, results: Any, passed: dict[int, Any] | None) -> None:
         """``_pass_on`` for each result of a joint formula."""
         if results is None:
             results = (None,) * len(step.parents)
@@ -221,62 +238,35 @@ class Sweep:
             if position is not None:
                 self._pass_on(node, step, position, result, passed)
 
-    def _pass_on(self, node: Node, step: Step, position: int, result: Any, passed: list[Any] | None) -> None:
+    def _pass_on(self, node: Node, step: Step, position: int, result: Any, passed: dict[int, Any] | None) -> None:
         """Project what a rule returned onto the input at ``position`` and add it to what has arrived there."""
         parent = node.parents[position]
         if type(result) is torch.Tensor and type(parent) is not tuple:
             # Plain on both sides: no interception to avoid, and mostly nothing to project.
             if result.shape != parent.shape or result.dtype is not parent.dtype:
                 result = _project(node, step, parent, result)
-        elif result is None:
-            self.zero.update(flat((parent,)))
-            return
-        elif type(parent) is tuple:
-            self._add_list(node, step, parent, result)
-            return
-        else:
+        elif type(parent) is tuple and result is not None:
+            result = _project_list(node, step, parent, result)
+        elif result is not None:
             _check_tensor(node, step, result)
             result = _project(node, step, parent, result)
-        if passed is not None:
+        if passed is None:
+            self._deliver(parent, result)
+        else:
             passed[position] = result
-        grads = self.grads
-        if parent in grads:
+
+    def _deliver(self, parent: Any, result: Any) -> None:
+        """Add a projected gradient to what has arrived at ``parent``; None is one of zero."""
+        if result is None:
+            self.zero.update(flat((parent,)))
+        elif type(parent) is tuple:
+            for p, r in zip(parent, result, strict=True):
+                if p is not None:
+                    self._deliver(p, r)
+        elif parent in self.grads:
             self.add(parent, result)
         else:
-            grads[parent] = result
-
-    def _run_hooks(self, node: Node, extras: Extras, grad: Any) -> Any:
-        """The gradient after the hooks on it; noted for the tensor that retains it."""
-        for hook in list(extras.hooks.values()):
-            new = hook(grad)
-            if new is None:
-                continue
-            if not isinstance(new, torch.Tensor) or new.shape != grad.shape:
-                given = f"shape {tuple(new.shape)}" if isinstance(new, torch.Tensor) else type(new).__name__
-                raise RuleResultError(
-                    f"a hook on {describe_node(node)} returned {given} in place of a gradient of shape {tuple(grad.shape)}"
-                )
-            grad = new
-        tensor = None if extras.retain is None else extras.retain()
-        if tensor is not None:
-            self.retained.append((tensor, grad))
-        return grad
-
-    def _add_list(self, node: Node, step: Step, parents: tuple[Any, ...], results: Any) -> None:
-        """The gradients of a list of tensors."""
-        if isinstance(results, torch.Tensor) or len(results) != len(parents):
-            raise RuleResultError(
-                f"{_rule_of(node, step)} returned {'one gradient' if isinstance(results, torch.Tensor) else len(results)} for a list of "
-                f"{len(parents)} tensors. Return a list of as many gradients."
-            )
-        for parent, result in zip(parents, results, strict=True):
-            if parent is None:
-                continue
-            if result is None:
-                self.zero.add(parent)
-            else:
-                _check_tensor(node, step, result)
-                self.add(parent, _project(node, step, parent, result))
+            self.grads[parent] = result
 
     def add(self, node: Node, grad: torch.Tensor) -> None:
         """Add ``grad`` to what has arrived at ``node``."""
@@ -354,6 +344,22 @@ def _project(node: Node, step: Step, parent: Node, result: torch.Tensor) -> torc
     if parent.shape is None or parent.dtype is None:  # a call without a rule: the sweep ends there with an error
         return result
     return project(result, parent.shape, parent.dtype, lambda: _rule_of(node, step))
+
+
+def _project_list(node: Node, step: Step, parents: tuple[Any, ...], results: Any) -> list[Any]:
+    """The gradients of a list of tensors."""
+    if isinstance(results, torch.Tensor) or len(results) != len(parents):
+        raise RuleResultError(
+            f"{_rule_of(node, step)} returned {'one gradient' if isinstance(results, torch.Tensor) else len(results)} for a list of "
+            f"{len(parents)} tensors. Return a list of as many gradients."
+        )
+    projected = []
+    for parent, result in zip(parents, results, strict=True):
+        if parent is not None and result is not None:
+            _check_tensor(node, step, result)
+            result = _project(node, step, parent, result)
+        projected.append(result)
+    return projected
 
 
 def _check_tensor(node: Node, step: Step, result: Any) -> None:

@@ -7,7 +7,7 @@ tracked, the call is recorded here, by the contract that torch documents for Fun
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -29,7 +29,14 @@ from tracer.refusing import refusing_alias
 from tracer.tensor import Tensor, plain_alias
 from tracer.views import CUSTOM, note_view, prepare, rewrite
 
-Function = torch.autograd.Function
+
+class Function(torch.autograd.Function):
+    """``torch.autograd.Function``, documented there: ``forward``, ``backward``, ``setup_context``, and all that ``ctx`` offers.
+
+    Subclasses of torch's class work on tracked tensors just as well. One of this class is held to one more rule: its ``backward`` never
+    writes into the gradient that it is given. (One of torch's may where nobody else holds that memory.) On plain tensors it is torch's.
+    """
+
 
 _HAS_HISTORY: Any = TensorBase.requires_grad
 
@@ -84,8 +91,13 @@ class FunctionNode(Node):
             f"enabled; or return it from forward as one more output."
         )
 
-    def differentiate(self, grad: Any, recorded: bool) -> tuple[Any, ...]:
-        """The gradients of the arguments that want one, in the order of ``parents``, as the user's ``backward`` gives them."""
+    def differentiate(
+        self, grad: Any, recorded: bool, on_their_way: Callable[[], Iterable[torch.Tensor]]
+    ) -> tuple[Any, ...]:
+        """The gradients of the arguments that want one, in the order of ``parents``, as the user's ``backward`` gives them.
+
+        ``on_their_way()`` are the other gradients of the sweep, asked for where ``backward`` writes into the one it is given.
+        """
         ctx = self.ctx
         grads = grad if isinstance(grad, tuple) else self._alone(grad)
         if ctx.materialize_grads:
@@ -105,7 +117,7 @@ class FunctionNode(Node):
         else:
             results = self._followed(backward, grads)
         for g, version in versions:
-            if g._version != version:
+            if g._version != version and (issubclass(self.cls, Function) or _shares_memory(g, on_their_way())):
                 raise InPlaceError(
                     f"backward of {self.title} wrote in place into the gradient it was given, of shape {tuple(g.shape)}: others may hold "
                     f"the same memory. Write into a clone."
@@ -174,7 +186,7 @@ class FunctionNode(Node):
 
 def _user_backward(cls: Any) -> Callable[..., Any]:
     """``backward``, or ``vjp``, which is another name for it."""
-    has_backward, has_vjp = cls.backward is not Function.backward, cls.vjp is not Function.vjp
+    has_backward, has_vjp = cls.backward is not SingleLevelFunction.backward, cls.vjp is not SingleLevelFunction.vjp
     if has_backward and has_vjp:
         raise FunctionError(
             f"the Function {cls.__qualname__} defines both backward and vjp, which are two names for one thing"
@@ -237,6 +249,12 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
                     given.pop(name), f"ctx.{name}", node=None, position=position, hidden=hidden, keep=hidden
                 )
     return tuple(marked) if isinstance(output, tuple) else marked[0]
+
+
+def _shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
+    with DisableTorchFunctionSubclass():
+        address = tensor.untyped_storage().data_ptr()
+        return any(other.untyped_storage().data_ptr() == address for other in others)
 
 
 def _version(tensor: torch.Tensor) -> int:

@@ -96,7 +96,7 @@ class Node:
         return tuple((p.parents[0], p.index) if isinstance(p, Output) else (p, 0) for p in flat(self.parents))
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
-        """``hook(grad_inputs, grad_outputs)`` is called when the gradients of this call's inputs are there."""
+        """``hook(grad_inputs, grad_outputs)`` is called when the gradients of this call's inputs are there; it may return others."""
         hooks = self.extra().post_hooks
         handle = RemovableHandle(hooks)
         hooks[handle.id] = hook
@@ -105,11 +105,12 @@ class Node:
     def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """``hook(grad_outputs)`` is called before the rule; it may return other gradients."""
 
-        def on_one(grad: torch.Tensor) -> torch.Tensor | None:
-            new = hook((grad,))
-            return new[0] if isinstance(new, tuple) else new
+        def before(grad: Any) -> Any:
+            several = isinstance(grad, tuple)
+            new = hook(grad if several else (grad,))
+            return new if several or not isinstance(new, tuple | list) else new[0]
 
-        return self.add_hook(on_one)
+        return self.add_hook(before)
 
     def add_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook`` with the gradient of this node's result, once it is complete."""

@@ -13,7 +13,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError
-from tracer.node import Leaf, Node
+from tracer.node import Leaf, Node, Output
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,6 +79,8 @@ class Tensor(torch.Tensor):
     def grad_fn(self) -> Node | None:  # type: ignore[override]
         """The node of the call that made it; None for a leaf."""
         node = self._node
+        if isinstance(node, Output):  # one of several results: the node is that of the call, as in torch
+            return node.parents[0] if node.parents else node
         return None if node is None or isinstance(node, Leaf) else node
 
     @property

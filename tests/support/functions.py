@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+import tracer
+
 
 class Square(torch.autograd.Function):
     @staticmethod
@@ -383,7 +385,17 @@ class DirtyNotReturned(TooManyNones):
         return x.clone()
 
 
-class ChangesGradient(TooManyNones):
+class ChangesGradient(tracer.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> Any:
+        return grad.mul_(2)
+
+
+class ChangesGradientTorchs(TooManyNones):
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> Any:
         return grad.mul_(2)

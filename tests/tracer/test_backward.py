@@ -260,3 +260,19 @@ def test_grad_of_zero_is_zeros_for_results_too() -> None:
     x = leaf(1.5)
     y = x * 3
     assert [g.tolist() for g in torch.autograd.grad(y.floor().sum(), [y, x])] == [[0.0], [0.0]]
+
+
+def test_a_batch_of_cotangents_gives_a_stack_of_gradients() -> None:
+    found = []
+    for x in (tracer.tensor([1.0, 2.0], requires_grad=True), torch.tensor([1.0, 2.0], requires_grad=True)):
+        y = x * x
+        (rows,) = torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True, create_graph=True)
+        (second,) = torch.autograd.grad(rows.sum(), x)
+        found.append((rows.tolist(), second.tolist()))
+    assert found[0] == found[1]
+
+
+def test_the_vectorized_jacobian_of_torch_works() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    found = torch.autograd.functional.jacobian(lambda t: t * t.sum(), x, vectorize=True)
+    assert found.tolist() == [[4.0, 1.0], [2.0, 5.0]]

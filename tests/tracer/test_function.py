@@ -151,6 +151,8 @@ TABLE: list[tuple[str, Callable[[Any], Any], str, str]] = [
     ("backward under no_grad, twice", second(f.AllNoGradInBackward.apply), RAISE, RAISE),
     ("input changed without mark_dirty", first(lambda x: f.ChangesInput.apply(x * 1)), PASS, RAISE),
     ("gradient changed in place", first(f.ChangesGradient.apply), PASS, RAISE),
+    ("gradient changed in place, by a Function of torch's", first(f.ChangesGradientTorchs.apply), PASS, PASS),
+    ("shared gradient changed in place", first(lambda x: f.ChangesGradientTorchs.apply(x) + x), PASS, RAISE),
 ]
 
 

@@ -167,3 +167,45 @@ def test_grad_adds_to_what_a_tensor_retains_and_shares_no_memory_with_what_it_re
         (found,) = torch.autograd.grad((y * 3).sum(), y, retain_graph=True)
     found.zero_()
     assert y.grad.tolist() == [6.0]
+
+
+def test_a_hook_of_a_node_may_return_other_gradients() -> None:
+    found = []
+    for x in (leaf(3.0), torch.tensor([3.0], dtype=torch.float64, requires_grad=True)):
+        y = x * torch.full_like(x, 2.0)
+        y.grad_fn.register_hook(lambda inputs, outputs: tuple(None if g is None else g * 10 for g in inputs))
+        y.sum().backward()
+        found.append(x.grad.tolist())
+    assert found == [[20.0], [20.0]]
+
+
+def test_a_prehook_of_a_call_with_several_results_sees_all_their_gradients() -> None:
+    found = []
+    for x in (leaf(1.0, 2.0, 3.0), torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)):
+        a, b, _ = x.unbind()
+        assert a.grad_fn is b.grad_fn
+        seen: list[int] = []
+
+        def tenfold(grads: tuple[torch.Tensor | None, ...], seen: list[int] = seen) -> tuple[torch.Tensor | None, ...]:
+            seen.append(len(grads))
+            return tuple(None if g is None else g * 10 for g in grads)
+
+        a.grad_fn.register_prehook(tenfold)
+        (a * 2 + b * 3).backward()
+        found.append((x.grad.tolist(), seen))
+    assert found[0] == found[1] == ([20.0, 30.0, 0.0], [3])
+
+
+def test_full_backward_hooks_of_modules_may_change_the_gradient() -> None:
+    found = []
+    for track in (True, False):
+        layer = torch.nn.Linear(2, 1)
+        torch.nn.init.constant_(layer.weight, 3.0)
+        x = leaf(1.0, 2.0).float().detach().requires_grad_() if track else torch.tensor([1.0, 2.0], requires_grad=True)
+        seen: list[int] = []
+        layer.register_full_backward_hook(
+            lambda m, inputs, outputs, seen=seen: seen.append(len(inputs)) or tuple(g * 2 for g in inputs)
+        )
+        layer(x * 1).sum().backward()
+        found.append((x.grad.tolist(), seen))
+    assert found[0] == found[1] == ([6.0, 6.0], [1])
