@@ -1,22 +1,18 @@
 """Claim: on real networks glassgrad takes torch's time and torch's memory.
 
 A ResNet-18-shaped CNN at 32x3x64x64, a 4-layer transformer at 8x128x256 and an LSTM over 200 steps, its cells written out and its states
-written into a buffer, one training step each. Time is measured in turns in one
-process; peak memory in a fresh process each (growth of the resident set above what the model and its optimiser need at rest).
+written into a buffer, one training step each. Time is measured in turns in one process, peak memory in a fresh process each.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
-import statistics
-import subprocess
-import sys
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from interleaved import compare, console, report
+from peak_memory import peak, print_peak
 from rich.table import Table
 
 import nn
@@ -107,41 +103,6 @@ def make_step(network: str, engine: str) -> Callable[[], object]:
     return step
 
 
-def resident(field: str) -> int:
-    """A memory figure of this process in bytes, from the kernel."""
-    with open("/proc/self/status") as status:
-        line = next(line for line in status if line.startswith(field))
-    return int(line.split()[1]) * 1024
-
-
-def measure_peak(network: str, engine: str) -> None:
-    """Print by how many bytes the resident set grows in a training step, above its size at rest."""
-    step = make_step(network, engine)
-    step()
-    at_rest = resident("VmRSS")
-    with open("/proc/self/clear_refs", "w") as reset:
-        reset.write("5")  # the kernel's high-water mark starts anew
-    step()
-    step()
-    print(resident("VmHWM") - at_rest)
-
-
-def peak(network: str, engine: str, runs: int) -> float:
-    # Freed memory goes back to the kernel at once, so that the high-water mark is that of what is alive.
-    environment = {
-        **os.environ,
-        "MALLOC_MMAP_THRESHOLD_": "65536",
-        "MALLOC_TRIM_THRESHOLD_": "65536",
-        "OMP_NUM_THREADS": "2",
-    }
-    command = [sys.executable, __file__, "--peak", network, engine]
-    found = [
-        int(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-        for _ in range(runs)
-    ]
-    return statistics.median(found)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -150,7 +111,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
     if options.peak:
-        measure_peak(*options.peak)
+        print_peak(make_step(*options.peak))
         return
     table = Table("network", "torch MiB", "glassgrad MiB", "ratio", title="Peak memory of a training step above rest")
     for network, title in (
@@ -160,7 +121,7 @@ def main() -> None:
     ):
         timings = compare({e: make_step(network, e) for e in ("torch", "glassgrad")}, options.rounds, 1)
         report(f"{title}: one training step", timings, 1e-3, "ms")
-        theirs, ours = peak(network, "torch", 5), peak(network, "glassgrad", 5)
+        theirs, ours = (peak(__file__, [network, engine], 5) for engine in ("torch", "glassgrad"))
         table.add_row(network, f"{theirs / 2**20:.1f}", f"{ours / 2**20:.1f}", f"{ours / theirs:.3f}")
     console.print(table)
 

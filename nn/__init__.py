@@ -1,6 +1,66 @@
-"""Modules on tracked parameters. Built on ``torch.nn``; knows nothing of how a gradient is computed."""
+"""Modules on tracked parameters, built on ``torch.nn``; knows nothing of how a gradient is computed.
 
+Every module of ``torch.nn`` is here under its name, with tracked parameters, and blocks that torch does not have. Any other name
+(``nn.utils``, ``nn.Buffer``) is torch's.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from nn import functional, init
+from nn.activations import Swish
+from nn.clearing import zero_grad
+from nn.conv_lstm import ConvLSTM2d
+from nn.dense import DenseBlock, Transition
+from nn.errors import ArgumentError, ShapeError
+from nn.im2col import Col2Im, Im2Col, col_to_img, img_to_col
+from nn.layers import __all__ as _layers
+from nn.multihead import CrossAttention, SelfAttention
 from nn.parameter import Parameter
-from nn.tracking import track
+from nn.residual import Residual
+from nn.tracking import UninitializedParameter, track
+from nn.transformer import TransformerBlock
 
-__all__ = ["Parameter", "track"]
+if TYPE_CHECKING:
+    # Type checkers see torch's classes, of which ours are subclasses; so nn.Linear is an nn.Module to them.
+    from torch.nn.modules import *  # noqa: F403
+else:
+    from nn.layers import *  # noqa: F403
+    from nn.module import Module
+
+__all__ = [
+    "ArgumentError",
+    "Col2Im",
+    "ConvLSTM2d",
+    "CrossAttention",
+    "DenseBlock",
+    "Im2Col",
+    "Module",
+    "Parameter",
+    "Residual",
+    "SelfAttention",
+    "ShapeError",
+    "Swish",
+    "TransformerBlock",
+    "Transition",
+    "UninitializedParameter",
+    "col_to_img",
+    "functional",
+    "img_to_col",
+    "init",
+    "track",
+    "zero_grad",
+]
+__all__ += _layers
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        return getattr(torch.nn, name)
+    except AttributeError:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *dir(torch.nn)})

@@ -12,30 +12,52 @@ from tracer.errors import UnsupportedError
 M = TypeVar("M", bound=torch.nn.Module)
 
 
+class UninitializedParameter(torch.nn.UninitializedParameter):
+    """A parameter of a lazy module, which has no shape yet: tracked from the moment that it gets one."""
+
+    def materialize(self, shape: Any, device: Any = None, dtype: Any = None) -> None:
+        """As in torch; the parameter is then a tracked leaf."""
+        super().materialize(shape, device, dtype)
+        track_parameter(self)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # Files hold torch's own classes only.
+        return torch.nn.UninitializedParameter, (self.requires_grad,)
+
+
 def track(module: M) -> M:
     """Turn every parameter of ``module`` and its submodules into a tracked one, in place, and return ``module``.
 
     The objects stay the same, so optimisers that hold them, ties between modules and the keys of ``state_dict`` stay as they are;
-    ``.grad`` and hooks are kept. Buffers stay plain. Tracking twice changes nothing.
+    ``.grad`` and hooks are kept. Buffers stay plain. Lazy parameters are tracked once the first forward pass gives them a shape.
+    Tracking twice changes nothing.
 
-    Raises ``UnsupportedError`` for lazy parameters that have no shape yet and for parameters of other tensor subclasses (DTensor); the
-    module is then as it was.
+    Raises ``UnsupportedError`` for parameters of other tensor subclasses (DTensor); the module is then as it was.
     """
     parameters = list(module.parameters())
     for parameter in parameters:
-        if type(parameter) not in (torch.nn.Parameter, torch.Tensor, tracer.Tensor):
-            raise UnsupportedError(
-                f"nn.track() met a {type(parameter).__name__}. Lazy parameters get their shape from a first forward pass: run one first."
-                if isinstance(parameter, torch.nn.parameter.UninitializedParameter)
-                else f"nn.track() met a {type(parameter).__name__}: parameters of other tensor subclasses cannot be tracked."
-            )
+        check(parameter)
     for parameter in parameters:
-        if type(parameter) is not tracer.Tensor:
-            _track(parameter)
+        track_parameter(parameter)
     return module
 
 
-def _track(parameter: Any) -> None:
+def check(parameter: Any) -> None:
+    """Raise ``UnsupportedError`` for a parameter that cannot be tracked."""
+    if type(parameter) not in _TRACKABLE:
+        raise UnsupportedError(
+            f"a {type(parameter).__name__} cannot be tracked: parameters of other tensor subclasses keep their own class."
+        )
+
+
+def track_parameter(parameter: Any) -> None:
+    """Turn one parameter into a tracked one, in place; raises as ``check`` does."""
+    if type(parameter) is tracer.Tensor:
+        return
+    check(parameter)
+    if isinstance(parameter, torch.nn.UninitializedParameter):
+        parameter.__class__ = UninitializedParameter
+        return
     wanted = parameter.requires_grad
     hooks, post_hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
     parameter.requires_grad_(False)
@@ -48,3 +70,8 @@ def _track(parameter: Any) -> None:
         # The dictionaries themselves, so that handles given out before still remove their hooks.
         extras.hooks = hooks if hooks is not None else extras.hooks
         extras.post_hooks = post_hooks if post_hooks is not None else extras.post_hooks
+
+
+_TRACKABLE = frozenset(
+    {torch.nn.Parameter, torch.Tensor, tracer.Tensor, torch.nn.UninitializedParameter, UninitializedParameter}
+)

@@ -106,6 +106,12 @@ class Tensor(torch.Tensor):
     def grad(self) -> None:
         self.grad = None
 
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``.grad``: drop it, or fill it with zeros in place; ``torch.nn.Module.zero_grad`` for one tensor."""
+        from tracer.accumulate import zero_grad_of
+
+        zero_grad_of(self, set_to_none)
+
     @property
     def data(self) -> torch.Tensor:
         """A plain tensor that shares storage and has no history; writes to it go unnoticed, as in torch."""

@@ -204,11 +204,23 @@ def test_tracking_twice_changes_nothing() -> None:
     assert all(a is b for a, b in zip(nodes, (p._node for p in model.parameters()), strict=True))
 
 
-def test_lazy_parameters_are_refused_and_nothing_is_changed() -> None:
-    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LazyLinear(3))
-    with pytest.raises(tracer.UnsupportedError, match="forward pass"):
+def test_lazy_parameters_are_tracked_when_they_get_their_shape() -> None:
+    model = nn.track(torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.LazyLinear(3)))
+    weight = model[1].weight
+    assert torch.nn.parameter.is_lazy(weight)
+    model(torch.ones(1, 2)).sum().backward()
+    assert model[1].weight is weight and type(weight) is tracer.Tensor and weight.grad is not None
+
+
+def test_other_tensor_classes_are_refused_and_nothing_is_changed() -> None:
+    class Special(torch.nn.Parameter):
+        pass
+
+    model = torch.nn.Linear(2, 2)
+    model.bias = Special(torch.ones(2))
+    with pytest.raises(tracer.UnsupportedError, match="Special"):
         nn.track(model)
-    assert type(model[0].weight) is torch.nn.Parameter
+    assert type(model.weight) is torch.nn.Parameter
 
 
 def test_a_module_called_functionally() -> None:

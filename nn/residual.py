@@ -1,0 +1,32 @@
+"""Residual connections."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from nn.errors import ShapeError
+from nn.module import Module
+
+
+class Residual(Module):
+    """``body(x) + shortcut(x)``; without ``shortcut`` it is ``x`` itself (He et al., 2016).
+
+    Further arguments go to ``body``. Raises ``ShapeError`` where the two shapes differ.
+    """
+
+    def __init__(self, body: torch.nn.Module, shortcut: torch.nn.Module | None = None) -> None:
+        super().__init__()
+        self.body = body
+        self.shortcut = shortcut
+
+    def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        changed = self.body(input, *args, **kwargs)
+        kept = input if self.shortcut is None else self.shortcut(input)
+        if changed.shape != kept.shape:
+            raise ShapeError(
+                f"Residual: the body gives shape {tuple(changed.shape)} and the shortcut {tuple(kept.shape)} for an input of shape "
+                f"{tuple(input.shape)}. A shortcut such as a 1x1 convolution can change the input's shape."
+            )
+        return changed + kept

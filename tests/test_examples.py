@@ -1,0 +1,87 @@
+"""The worked examples of custom Functions do what they say."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import tracer
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
+import functions
+
+
+def leaf(*shape: int) -> tracer.Tensor:
+    generator = torch.Generator().manual_seed(sum(shape))
+    return tracer.tensor(torch.randn(shape, generator=generator, dtype=torch.float64), requires_grad=True)
+
+
+@pytest.mark.parametrize(
+    ("apply", "inputs"),
+    [
+        (functions.Swish.apply, lambda: (leaf(3, 4), leaf())),
+        (functions.LogSumExp.apply, lambda: (leaf(3, 4),)),
+        (functions.LinearReLU.apply, lambda: (leaf(3, 4), leaf(2, 4), leaf(2))),
+    ],
+    ids=["Swish", "LogSumExp", "LinearReLU"],
+)
+def test_gradients_and_second_gradients_are_the_derivatives(apply: Any, inputs: Any) -> None:
+    assert tracer.gradcheck(apply, inputs())
+    assert tracer.gradgradcheck(apply, inputs())
+
+
+def test_swish_is_torchs_silu_at_beta_1() -> None:
+    x = leaf(5)
+    torch.testing.assert_close(functions.Swish.apply(x, torch.ones(())), F.silu(x))
+
+
+def test_logsumexp_is_torchs() -> None:
+    x = leaf(3, 4)
+    torch.testing.assert_close(functions.LogSumExp.apply(x), x.logsumexp(-1, keepdim=True))
+
+
+def test_linear_relu_keeps_one_byte_an_output_beside_its_inputs() -> None:
+    x, w, b = leaf(30, 4), leaf(20, 4), leaf(20)
+    with tracer.Graph() as graph:
+        y = functions.LinearReLU.apply(x, w, b)
+    assert graph.kept_bytes() == 8 * (x.numel() + w.numel()) + y.numel()
+
+
+def gradient(apply: Any, *more: Any) -> list[float]:
+    x = tracer.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)
+    (g,) = torch.autograd.grad(apply(x, *more).sum(), x)
+    return g.tolist()
+
+
+def test_the_straight_through_sign_passes_what_is_inside() -> None:
+    assert gradient(functions.StraightThroughSign.apply) == [0.0, 1.0, 1.0, 0.0]
+
+
+def test_the_gradient_is_reversed_and_scaled() -> None:
+    assert gradient(functions.ReverseGradient.apply) == [-1.0] * 4
+    assert gradient(functions.ReverseGradient.apply, 3.0) == [-3.0] * 4
+    assert gradient(functions.ScaleGradient.apply, 0.5) == [0.5] * 4
+
+
+def test_the_gradient_is_stopped() -> None:
+    x = tracer.tensor([1.0], requires_grad=True)
+    y = x * 2
+    assert torch.autograd.grad(functions.StopGradient.apply(y).sum(), x, allow_unused=True) == (None,)
+    (y + functions.StopGradient.apply(y)).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0]
+
+
+def test_they_work_on_plain_tensors_too() -> None:
+    x = torch.tensor([-1.0, 2.0], requires_grad=True)
+    functions.ReverseGradient.apply(x).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [-1.0, -1.0]
+
+
+def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    functions.main()
+    assert capsys.readouterr().out.count("\n") == 7
