@@ -24,7 +24,12 @@ class Timing:
     high: float
 
 
-def compare(contestants: dict[str, Callable[[], object]], rounds: int, calls: int) -> dict[str, Timing]:
+def compare(
+    contestants: dict[str, Callable[[], object]],
+    rounds: int,
+    calls: int,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, Timing]:
     """Run every contestant ``calls`` times in each of ``rounds`` rounds; the first one is the reference of the ratios.
 
     The order changes from round to round. Figures are medians; ``low`` and ``high`` are the quartiles of the ratio.
@@ -40,10 +45,10 @@ def compare(contestants: dict[str, Callable[[], object]], rounds: int, calls: in
         for turn in range(rounds):
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 run = contestants[name]
-                started = time.perf_counter()
+                started = clock()
                 for _ in range(calls):
                     run()
-                taken[name].append((time.perf_counter() - started) / calls)
+                taken[name].append((clock() - started) / calls)
             gc.collect()
     finally:
         gc.enable()

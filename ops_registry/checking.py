@@ -42,6 +42,13 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
     return empty.set_(source.untyped_storage().clone(), source.storage_offset(), source.size(), source.stride())
 
 
+def strewn(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values, lying in memory with gaps and with the axes in reverse order."""
+    axes = list(range(tensor.dim()))[::-1]
+    turned = plain(tensor).permute(axes)
+    return torch.stack((turned, turned), -1)[..., 0].permute(axes)
+
+
 def can_have_gradient(value: Any) -> bool:
     """Whether a gradient can flow to it."""
     return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
@@ -134,7 +141,9 @@ class Difference:
     index: int
     #: What is different about it.
     aspect: str
+    #: Where they are furthest apart, and how far, relative to the largest element.
     detail: str = ""
+    error: float = float("inf")
 
     @property
     def cause(self) -> str:
@@ -183,16 +192,18 @@ def first_difference(ours: Derivatives, theirs: Derivatives, tolerance: Toleranc
             a, b = _as_zeros(a, b), _as_zeros(b, a)
             aspect = differs(a, b, *tolerance(b))
             if aspect:
-                detail = how_far(a, b) if aspect == "values differ" else ""
-                return Difference(what, i, aspect, detail)
+                return Difference(what, i, aspect, *(how_far(a, b) if aspect == "values differ" else ()))
     return None
 
 
-def how_far(ours: torch.Tensor, theirs: torch.Tensor) -> str:
-    """The largest difference and where it is."""
-    error = (ours.to_dense() - theirs.to_dense()).abs().nan_to_num(0)
-    place = [int(i) for i in torch.unravel_index(error.argmax(), error.shape)]
-    return f"{ours.to_dense()[tuple(place)].item():.10g} in place of {theirs.to_dense()[tuple(place)].item():.10g} at {place}"
+def how_far(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[str, float]:
+    """The largest difference and where it is; and its size relative to the largest element."""
+    ours, theirs = ours.to_dense(), theirs.to_dense()
+    error = (ours.to(torch.complex128) - theirs.to(torch.complex128)).abs().nan_to_num(0)
+    place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
+    scale = float(theirs.to(torch.complex128).abs().nan_to_num(0, 0, 0).max())
+    text = f"{ours[place].item():.10g} in place of {theirs[place].item():.10g} at {list(place)}"
+    return text, float(error.max()) / (scale or 1.0)
 
 
 def _as_zeros(tensor: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:

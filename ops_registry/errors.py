@@ -25,3 +25,12 @@ class RuleResultError(GlassgradError):
 
 class UnsupportedCallError(GlassgradError):
     """A rule exists, but not for this call of the op (an overload, a mode or a dtype for which it would be wrong)."""
+
+
+class RuleCheckError(GlassgradError):
+    """``check_rule`` found a rule wrong, or nothing to check it with."""
+
+    def __init__(self, message: str, kind: str = "") -> None:
+        super().__init__(message)
+        #: The kind of mistake in a word or two: ``"sign"``, ``"transposed"``, ``"missing term"``.
+        self.kind = kind

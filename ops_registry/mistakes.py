@@ -193,7 +193,7 @@ def _sizes(case: _Case, factor: complex) -> str:
     nearest = round(size)
     return (
         f"; {nearest} is {names[nearest]}"
-        if nearest > 1 and abs(size - nearest) < 1e-3 * size and nearest in names
+        if nearest > 2 and abs(size - nearest) < 1e-3 * size and nearest in names
         else ""
     )
 
@@ -303,7 +303,7 @@ def _known_value(case: _Case) -> Mistake | None:
     a, n = pair
     if case.same(n - a, (n - a).mean().expand_as(a)):
         return Mistake("missing term", f"the analytic derivative lacks + {_number((n - a).flatten()[0])}")
-    for name, value in case.values.items():
+    for name, value in _candidates(case):
         if value.is_complex() or not value.is_floating_point() or not _expands(value, case.out):
             continue
         value = value.detach().to(a.dtype).expand(case.out)
@@ -316,6 +316,16 @@ def _known_value(case: _Case) -> Mistake | None:
     return None
 
 
+def _candidates(case: _Case) -> Iterator[tuple[str, torch.Tensor]]:
+    """What could be missing: the tensors at hand, and the other factor of a product with one of them."""
+    yield from case.values.items()
+    result = case.values.get("the result")
+    if result is not None and not result.is_complex():
+        for name, value in case.values.items():
+            if value is not result and value.is_floating_point() and value.shape == result.shape:
+                yield f"the result / {name}", result / value
+
+
 def _expands(value: torch.Tensor, shape: tuple[int, ...]) -> bool:
     lead = len(shape) - value.dim()
     return lead >= 0 and all(s in (1, t) for s, t in zip(value.shape, shape[lead:], strict=True))
@@ -323,6 +333,8 @@ def _expands(value: torch.Tensor, shape: tuple[int, ...]) -> bool:
 
 def _rank_one(case: _Case) -> Mistake | None:
     difference = case.matrix(case.n - case.a)
+    wrong = case.matrix(case.wrong)
+    difference = difference[wrong.any(1)][:, wrong.any(0)]  # one wrong row is no product of anything
     if min(difference.shape) < 3 or max(difference.shape) > 512:
         return None
     sizes = torch.linalg.svdvals(difference)

@@ -47,6 +47,8 @@ def _summed(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
     """The sum over the axes along which ``shape`` was broadcast. As few calls as possible, and no view where one sum will do."""
     lead = grad.dim() - len(shape)
     stretched = [lead + i for i, size in enumerate(shape) if size == 1 and grad.shape[lead + i] != 1]
+    if not shape:
+        return grad.sum()
     if stretched:
         grad = grad.sum(stretched, keepdim=True)
     return grad.sum(list(range(lead))) if lead else grad

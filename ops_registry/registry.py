@@ -282,18 +282,18 @@ def decomposition(func: Callable[..., Any]) -> Callable[[F], F]:
     return register
 
 
-def overloaded(func: Callable[..., Any]) -> Callable[[F], F]:
+def overloaded(func: Callable[..., Any], *, alone: bool = False) -> Callable[[F], F]:
     """Send each call of ``func`` to one of its ``torch.ops`` overloads, which have a rule each.
 
     The decorated function takes the call's arguments and returns the overload that they mean (``torch.max`` of one tensor, along a
-    dimension, or of two tensors).
+    dimension, or of two tensors). ``alone``: of this spelling only, where another of the same name takes its arguments otherwise.
     """
 
     def register(choice: F) -> F:
         rule = Rule(op_name(func), signature_of(func))
 
         with _lock:
-            for function, inplace in spellings(func).items():
+            for function, inplace in ({func: False} if alone else spellings(func)).items():
                 if isinstance(function, torch._ops.OpOverload) and function in TABLE:
                     continue
                 spelled = Spelling(function, rule, inplace, rule.signature.names, False)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.nested._internal.nested_tensor
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -83,6 +84,9 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 #: Compiled code, whose calls never reach interception either.
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
+
+#: The class of nested tensors in torch's jagged layout, which answers every call that it takes part in.
+NestedTensor: Any = torch.nested._internal.nested_tensor.NestedTensor
 
 #: Where torch's own ``gradcheck`` looks up the identity that takes a gradient away, and that identity: it knows native tensors only.
 TorchFunctions: Any = torch._C._functions

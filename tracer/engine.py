@@ -15,7 +15,7 @@ from ops_registry.errors import RuleResultError
 from ops_registry.projection import project
 from ops_registry.rule import Step
 from ops_registry.torch_private import set_grad_enabled
-from tracer.accumulate import Entry, accumulate, accumulate_recorded
+from tracer.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.errors import MissingRuleError, UnsupportedError
 from tracer.function import FunctionNode
 from tracer.graph import backward_order
@@ -277,8 +277,8 @@ class Sweep:
         elif node in self.owned:
             before.add_(grad)
         else:
-            grads[node] = before + grad
-            if not self.create_graph and before.layout is torch.strided:
+            total = grads[node] = plus(before, grad)
+            if not self.create_graph and total.layout is torch.strided:
                 self.owned.add(node)
 
     def _gather_output(self, node: Output, grad: torch.Tensor) -> None:

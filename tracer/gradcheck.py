@@ -13,10 +13,11 @@ from typing import Any
 
 import torch
 
+from ops_registry.checking import plain, strewn
 from ops_registry.jacobians import Jacobian, directional, from_rows, numerical_jacobians, parts_of, unit_cotangents
 from ops_registry.mistakes import diagnose, worst
 from ops_registry.registry import use
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, TorchFunctions, UndefinedGrad
+from ops_registry.torch_private import TorchFunctions, UndefinedGrad
 from tracer.errors import GradcheckError, GradientArgumentError, UnsupportedError
 from tracer.tensor import Tensor, track
 
@@ -64,7 +65,8 @@ def gradcheck(
 
     Elements agree within ``atol + rtol * |numerical|``. ``fast_mode`` compares one random projection of each Jacobian, complex ones
     too, and computes the whole only where that fails. The other options mean what they mean in ``torch.autograd.gradcheck``. Beyond
-    torch's checks, a gradient that comes in non-contiguous or expanded has to give what a contiguous one gives.
+    torch's checks, the gradients of inputs have to be linear in those of results, and the same for a gradient that comes in non-contiguous
+    or expanded.
 
     Returns True, or raises ``GradcheckError`` (False without ``raise_exception``). Raises ``GradientArgumentError`` where no input
     requires grad or one has elements that share memory, ``UnsupportedError`` for forward mode, batched gradients and sparse tensors.
@@ -194,11 +196,6 @@ def _differentiable(result: Any) -> tuple[torch.Tensor, ...]:
     return tuple(o for o in _as_tuple(result) if _requires_grad(o))
 
 
-def _plain(tensor: torch.Tensor) -> torch.Tensor:
-    with DisableTorchFunctionSubclass():
-        return TensorBase.detach(tensor)
-
-
 def _random(like: torch.Tensor, with_gaps: bool = False) -> torch.Tensor:
     return torch.testing.make_tensor(
         tuple(like.shape),
@@ -250,6 +247,7 @@ class _Check:
         else:
             self._check_jacobians()
         self._check_zeros()
+        self._check_linearity()
         self._check_layouts()
         if self.options.check_undefined_grad:
             self._check_undefined()
@@ -258,14 +256,14 @@ class _Check:
     def call(self) -> list[torch.Tensor]:
         """The differentiable results at the present values of the inputs, plain."""
         results = _as_tuple(self.func(*self.inputs))
-        return [_plain(results[i]) for i in self.positions]
+        return [plain(results[i]) for i in self.positions]
 
     def backward(
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor]
     ) -> list[torch.Tensor | None]:
         """The gradients of the inputs, plain."""
         found = torch.autograd.grad(list(outputs), self.leaves, list(cotangents), retain_graph=True, allow_unused=True)
-        return [None if g is None else _plain(g) for g in found]
+        return [None if g is None else plain(g) for g in found]
 
     def rows(self, output: torch.Tensor, cotangents: list[torch.Tensor]) -> list[list[torch.Tensor]]:
         """For each input, the gradients that it gets for each cotangent; checked to be gradients of it, and the same twice."""
@@ -362,9 +360,7 @@ class _Check:
 
         def call() -> list[torch.Tensor]:
             results = [o for o in _as_tuple(self.func(*self.inputs)) if isinstance(o, torch.Tensor)]
-            return [
-                _plain(o).to(o.dtype if o.is_floating_point() or o.is_complex() else torch.float64) for o in results
-            ]
+            return [plain(o).to(o.dtype if o.is_floating_point() or o.is_complex() else torch.float64) for o in results]
 
         for k, data in enumerate(self.data):
             for o, jacobian in enumerate(numerical_jacobians(call, data, self.options.eps)):
@@ -386,16 +382,29 @@ class _Check:
                         f"multiply by the gradient that comes in"
                     )
 
+    def _check_linearity(self) -> None:
+        """The gradients are linear in those of the results."""
+        for o, output in enumerate(self.outputs):
+            values = _random(output)
+            for k, (once, scaled) in enumerate(
+                zip(self.backward([output], [values]), self.backward([output], [-2 * values]), strict=True)
+            ):
+                once, scaled = (torch.zeros_like(self.data[k]) if g is None else g for g in (once, scaled))
+                if not torch.allclose(scaled, -2 * once, self.options.rtol, self.options.atol, equal_nan=True):
+                    raise GradcheckError(
+                        f"{self.title}: the gradient of {self._named(k)} is not linear in that of {self.prefix}{self.positions[o]}: for -2 "
+                        f"times the gradient it is {scaled} in place of {-2 * once}"
+                    )
+
     def _check_layouts(self) -> None:
         """How the gradient of a result lies in memory makes no difference."""
         for o, output in enumerate(self.outputs):
             if output.numel() < 2:
                 continue
             values = _random(output)
-            gaps = torch.stack((values, values), -1)[..., 0]
             one = torch.ones((), dtype=output.dtype, device=output.device)
             for what, given, usual in (
-                ("non-contiguous", gaps, values),
+                ("non-contiguous", strewn(values), values),
                 ("expanded", one.expand(output.shape), one.expand(output.shape).contiguous()),
             ):
                 wanted = self.backward([output], [usual])
@@ -456,7 +465,7 @@ class _Check:
         """The report of one wrong Jacobian."""
         a, n = found[k], numerical[k]
         others = {self._named(i): j for i, j in enumerate(numerical) if i != k}
-        values = {self._named(i): d for i, d in enumerate(self.data)} | {"the result": _plain(self.outputs[o])}
+        values = {self._named(i): d for i, d in enumerate(self.data)} | {"the result": plain(self.outputs[o])}
         mistake = diagnose(a, n, others, values, self.options.rtol, self.options.atol)
         at_output, at_input, part, analytic, measured = worst(a, n)
         kind = torch.promote_types(a.values.dtype, n.values.dtype)

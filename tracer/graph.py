@@ -15,7 +15,7 @@ import torch
 
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
-from tracer.node import Leaf, Node, flat
+from tracer.node import Leaf, Node, flat, parts_of
 from tracer.packing import PACKED
 
 
@@ -187,10 +187,11 @@ def kept_bytes(node: Node, seen: set[int]) -> int:
     """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (addresses of storages), which it extends."""
     total = 0
     for tensor, _ in () if node.saved is PACKED else node.saved:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in seen:
-            seen.add(storage.data_ptr())
-            total += storage.nbytes()
+        for part in parts_of(tensor):
+            storage = part.untyped_storage()
+            if storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
     return total
 
 

@@ -10,7 +10,7 @@ import torch
 from ops_registry.registry import Spelling
 from ops_registry.rule import FROM_RESULT, Variant
 from ops_registry.torch_private import saved_tensors_hooks, set_grad_enabled
-from tracer.errors import InPlaceError
+from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.keeping import keep, keep_unpacked, note_write, pack_kept
 from tracer.node import Leaf, Node
@@ -101,6 +101,12 @@ def check_write(target: torch.Tensor, name: str) -> None:
         raise InPlaceError(
             f"{name}_ writes into a leaf of shape {tuple(target.shape)} that requires grad: its gradient would be that of a value it "
             f"no longer has. Write under torch.no_grad(), or into a copy."
+        )
+    stored = target if base is None else base
+    if stored.layout is not torch.strided:
+        raise UnsupportedError(
+            f"{name}_ writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "
+            f"is not supported. Use the out-of-place op."
         )
     if base is None:
         return

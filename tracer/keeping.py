@@ -118,6 +118,8 @@ _writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
 
 def note_write(target: torch.Tensor, name: str) -> None:
     """Remember that the op has just written into ``target``, for the error of whoever kept what was there."""
+    if target.layout is not torch.strided:
+        return
     address = target.untyped_storage().data_ptr()
     _writes[address] = (name, target.shape, target._version)
     _writes.move_to_end(address)
@@ -127,6 +129,8 @@ def note_write(target: torch.Tensor, name: str) -> None:
 
 def last_write(tensor: torch.Tensor) -> str:
     """`` by mul_ of shape (2,)``, where that is known."""
+    if tensor.layout is not torch.strided:
+        return ""
     name, shape, version = _writes.get(tensor.untyped_storage().data_ptr(), ("", torch.Size(), -1))
     return f" by {name}_ of shape {tuple(shape)}" if version == tensor._version else ""
 

@@ -198,6 +198,19 @@ def flat(parents: tuple[Any, ...]) -> list[Node]:
     return nodes
 
 
+def parts_of(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The dense tensors that a tensor is stored in: its indices and values where it is sparse; none where torch does not show them."""
+    if tensor.layout is torch.strided:
+        return (tensor,)
+    if tensor.layout is torch.sparse_coo:
+        return tensor._indices(), tensor._values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
+    return ()
+
+
 def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in a nest of tuples and lists."""
     if isinstance(value, torch.Tensor):

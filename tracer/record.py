@@ -22,7 +22,7 @@ from ops_registry.rule import Rule, Variant
 from ops_registry.signatures import Signature
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer import inplace
-from tracer.errors import OutArgumentError
+from tracer.errors import OutArgumentError, UnsupportedError
 from tracer.fallback import fallback_active, record_with_torch
 from tracer.graph import current, enter, tend
 from tracer.keeping import NUMBERS, keep
@@ -295,6 +295,11 @@ def _without_rule(
         if nodes:
             _refuse_out(qualified(func), kwargs)
         written = args[0] if args and inplace.is_in_place(func) else None
+        if nodes and isinstance(written, tuple | list):
+            raise UnsupportedError(
+                f"{qualified(func)} writes into a list of tensors, which cannot be recorded where one requires grad. Call it under "
+                f"torch.no_grad(), or write into each tensor in turn."
+            )
         result = func(*args, **kwargs)
         if written is not None:
             if nodes:
@@ -329,7 +334,15 @@ def _attach_missing(
     func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
 ) -> Any:
     items = [result] if isinstance(result, _PLAIN) else list(result) if isinstance(result, tuple | list) else []
-    fresh = [i for i in items if type(i) is _PLAIN and i.dtype in DIFFERENTIABLE and not _came_in(i, args, kwargs)]
+    items = [i for i in items if isinstance(i, _PLAIN) and i.dtype in DIFFERENTIABLE and not _came_in(i, args, kwargs)]
+    for item in items:
+        kind: Any = type(item)
+        if item.is_nested or (kind is not _PLAIN and _is_foreign(kind)):
+            raise UnsupportedError(
+                f"{qualified(func)}() made a {'nested tensor' if item.is_nested else kind.__name__} out of a tracked tensor that "
+                f"requires grad: no gradient can come back from there. Detach the tensor, or leave all of it to torch's own autograd."
+            )
+    fresh = [i for i in items if type(i) is _PLAIN]
     if not fresh:
         return result
     node = _missing(func, nodes, args, kwargs)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
-from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError
+from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node, Output
 
 if TYPE_CHECKING:
@@ -194,6 +194,17 @@ class Tensor(torch.Tensor):
         self._node = None
         return self
 
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As in torch, where the tensor has no history that the new memory would contradict; else ``InPlaceError``."""
+        if self._node is not None and torch.is_grad_enabled():
+            raise InPlaceError(
+                f"set_ gives other memory to a tensor of shape {tuple(self.shape)} that requires grad: its history would be that of "
+                f"values it no longer has. Call it under torch.no_grad(), or assign .data."
+            )
+        with DisableTorchFunctionSubclass():
+            TensorBase.set_(self, *args, **kwargs)
+        return self
+
     # ------------------------------------------------------------------ leaving the world of tensors
     def numpy(self, *, force: bool = False) -> Any:
         """As in torch; raises ``GradientArgumentError`` for a tensor that requires grad, unless ``force``."""
@@ -258,8 +269,13 @@ Tensor.__module__ = "torch"
 def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
     """A tracked leaf that shares storage with ``tensor``; it requires grad if ``tensor`` does, unless ``requires_grad`` says so.
 
-    Raises ``GradientArgumentError`` when ``requires_grad`` is asked for an integer or bool tensor, or ``tensor`` has a history.
+    Raises ``GradientArgumentError`` when ``requires_grad`` is asked for an integer or bool tensor, or ``tensor`` has a history;
+    ``UnsupportedError`` for a nested tensor.
     """
+    if tensor.is_nested:
+        raise UnsupportedError(
+            "track() got a nested tensor, which is not supported. Pad it (to_padded_tensor), or track its values."
+        )
     if requires_grad is None:
         requires_grad = tensor.requires_grad
     if not tensor.is_leaf:
@@ -301,6 +317,9 @@ def _handlers() -> dict[Callable[..., Any], Callable[..., Any]]:
                 found[theirs.__set__] = ours.fset
         elif callable(ours) and callable(theirs) and name not in ("__torch_function__", "__module__", "__doc__"):
             found[theirs] = ours
+    for function, method in ((torch.detach, Tensor.detach), (torch.detach_, Tensor.detach_)):
+        found[function] = method
+    found[torch.ops.aten.detach] = found[torch.ops.aten.detach.default] = Tensor.detach
     return found
 
 

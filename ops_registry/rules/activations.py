@@ -34,6 +34,20 @@ def leaky_relu(grad, input, negative_slope):
     return aten.leaky_relu_backward(grad, input, negative_slope, False)
 
 
+@backward(nn.leaky_relu, in_place=True)
+def leaky_relu_in_place(grad, result, negative_slope):
+    _require_sign("leaky_relu_", "negative_slope", negative_slope)
+    return aten.leaky_relu_backward(grad, result, negative_slope, True)
+
+
+def _require_sign(op, name, value):
+    """Refuse an in-place call whose result no longer tells which elements were negative."""
+    if value < 0:
+        raise UnsupportedCallError(
+            f"{op} with {name}={value}: the result does not tell where the input was negative. Call it out of place."
+        )
+
+
 @backward(nn.hardtanh)
 def hardtanh(grad, input, min_val, max_val):
     return aten.hardtanh_backward(grad, input, min_val, max_val)
@@ -131,11 +145,13 @@ def rrelu_with_noise(grad, input, noise, lower, upper, training):
 
 
 @backward(torch.prelu, wrt=("input", "weight"))
-def prelu(grad, input, weight):
+def prelu(grad, input, weight, needs):
     along_channels = (-1,) + (1,) * (input.dim() - 2) if input.dim() > 1 else (1,) * input.dim()
     shaped = weight.reshape(along_channels)
     for_input, for_weight = aten._prelu_kernel_backward(grad, input, shaped)
-    return for_input, for_weight.sum_to_size(shaped.shape).reshape(weight.shape)
+    if needs[1]:
+        for_weight = for_weight.sum_to_size(shaped.shape).reshape(weight.shape)
+    return for_input if needs[0] else None, for_weight if needs[1] else None
 
 
 @backward(torch._prelu_kernel, wrt=("input", "weight"))
@@ -171,6 +187,26 @@ def selu(grad, input):
 @backward(torch.celu)
 def celu(grad, input, alpha):
     return aten.elu_backward(grad, alpha, 1, 1 / alpha, False, input)
+
+
+# Written in place, they keep the result y: below 0 the slope is input_scale (y + scale alpha).
+
+
+@backward(nn.elu, in_place=True)
+def elu_in_place(grad, result, alpha, scale, input_scale):
+    _require_sign("elu_", "alpha", alpha)
+    return aten.elu_backward(grad, alpha, scale, input_scale, True, result)
+
+
+@backward(torch.selu, in_place=True)
+def selu_in_place(grad, result):
+    return aten.elu_backward(grad, SELU_ALPHA, SELU_SCALE, 1, True, result)
+
+
+@backward(torch.celu, in_place=True)
+def celu_in_place(grad, result, alpha):
+    _require_sign("celu_", "alpha", alpha)
+    return aten.elu_backward(grad, alpha, 1, 1 / alpha, True, result)
 
 
 @backward(aten.elu_backward, wrt="grad_output")

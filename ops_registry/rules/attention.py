@@ -118,7 +118,8 @@ def scaled_dot_product_attention(
         gradients = flash_backward(
             grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=mask, scale=scale
         )
-        return *gradients, None
+        # The kernel computes all three; what is not wanted is let go of at once.
+        return *(g if need else None for g, need in zip(gradients, needs[:3], strict=True)), None
     s = factor(query, scale)
     grad, query, key, value = wide(grad), wide(query), wide(key), wide(value)
     heads = [x.shape[-3] if enable_gqa else None for x in (key, value)]
@@ -141,7 +142,7 @@ def scaled_dot_product_attention(
     if enable_gqa:
         by_key = None if by_key is None else merged(by_key, heads[0])
         by_value = None if by_value is None else merged(by_value, heads[1])
-    return by_query, by_key, by_value, by_scores
+    return by_query, by_key, by_value, by_scores if needs[3] else None
 
 
 @backward(flash, wrt=("query", "key", "value"))

@@ -64,11 +64,7 @@ def complex_imag(grad):
 # polar: r e^(i angle)
 
 
-@backward(torch.polar, wrt="abs")
-def polar_abs(grad, angle):
-    return (grad * conjugate(torch.polar(torch.ones_like(angle), angle))).real
-
-
-@backward(torch.polar, wrt="angle")
-def polar_angle(grad, result):
-    return (grad * conjugate(result)).imag  # the real part of grad * conj(i result)
+@backward(torch.polar, wrt=("abs", "angle"))
+def polar(grad, abs, angle, needs):
+    turned = grad * conjugate(torch.polar(torch.ones_like(angle), angle))
+    return turned.real if needs[0] else None, turned.imag * abs if needs[1] else None

@@ -208,30 +208,50 @@ def svdvals(A, driver):
     return torch.linalg.svd(A, full_matrices=False, driver=driver)[1]
 
 
-# Householder reflections H = I - tau v vᴴ, with v below the diagonal of the input and 1 on it.
+# Householder reflections H_i = I - tau_i v_i v_iᴴ, with v_i below the diagonal of the input and 1 on it. Q = H_1 H_2 …
+# is applied one reflection after the other. In each, C - tau v (vᴴ C) = C - tau v c, a cotangent G of its result gives
+#     C: G - conj(tau) v g,  tau: -<c, g>,  v: -conj(tau) G cᴴ - tau C gᴴ,  with the rows c = vᴴ C and g = vᴴ G.
 
 
-def reflections(input, tau):
-    """(v, tau) of each, as columns."""
-    for i in range(tau.shape[-1]):
-        v = input[..., i + 1 :, i : i + 1]
+def reflections(input, tau, transpose):
+    """(v, tau) of each, as columns, in the order in which they are applied from the left; of Qᴴ with ``transpose``."""
+    count = tau.shape[-1]
+    for i in range(count) if transpose else reversed(range(count)):
         one = torch.ones_like(input[..., :1, :1])
-        zeros = torch.zeros_like(input[..., :i, :1])
-        yield torch.cat([zeros, one, v], -2), tau[..., i : i + 1].unsqueeze(-1)
+        v = torch.cat([torch.zeros_like(input[..., :i, :1]), one, input[..., i + 1 :, i : i + 1]], -2)
+        factor = tau[..., i : i + 1].unsqueeze(-1)
+        yield i, v, conj(factor) if transpose else factor
 
 
-def made_of(result, input, tau):
-    """``result``, which depends on ``input`` and ``tau`` even if there is no reflection: empty sums are added."""
-    return result if tau.shape[-1] else result + input[..., :0].sum() + tau.sum()
+def reflected_backward(grad, input, tau, C, transpose, needs):
+    """The gradients of ``input``, ``tau`` and ``C`` through Q C, or through Qᴴ C with ``transpose``."""
+    steps = []
+    for i, v, factor in reflections(input, tau, transpose):
+        row = v.mH @ C
+        steps.append((i, v, factor, C, row))
+        C = C - factor * v @ row
+    columns, factors = [None] * len(steps), [None] * len(steps)
+    for i, v, factor, before, row in reversed(steps):
+        grad_row = v.mH @ grad
+        factors[i] = -(conj(row) * grad_row).sum(-1)
+        by_v = -(conj(factor) * (grad @ row.mH) + factor * (before @ grad_row.mH))
+        below = by_v[..., i + 1 :, :]
+        columns[i] = torch.cat([torch.zeros_like(by_v[..., : i + 1, :]), below], -2)
+        grad = grad - conj(factor) * v @ grad_row
+    by_input = by_tau = None
+    if needs[0]:
+        unread = torch.zeros_like(input[..., len(steps) :])
+        by_input = torch.cat([*columns, unread], -1)
+    if needs[1]:
+        by_tau = torch.cat(factors, -1) if steps else torch.zeros_like(tau)
+        by_tau = conj(by_tau) if transpose else by_tau
+    return by_input, by_tau, grad if needs[2] else None
 
 
-@decomposition(torch.linalg.householder_product)
-def householder_product(input, tau):
-    m, n = input.shape[-2:]
-    result = made_of(torch.eye(m, n, dtype=input.dtype, device=input.device).expand_as(input), input, tau)
-    for v, factor in reversed(list(reflections(input, tau))):
-        result = result - factor * v @ (v.mH @ result)
-    return result
+@backward(torch.linalg.householder_product, wrt=("input", "tau"))
+def householder_product(grad, input, tau, needs):
+    start = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device).expand_as(input)
+    return reflected_backward(grad, input, tau, start, False, (*needs, False))[:2]
 
 
 @decomposition(torch.orgqr)
@@ -239,12 +259,10 @@ def orgqr(input, input2):
     return torch.linalg.householder_product(input, input2)
 
 
-@decomposition(torch.ormqr)
-def ormqr(input, input2, input3, left, transpose):
-    # Q = H_1 H_2 …; from the left Q applies the last first, from the right the first. Qᴴ turns that round.
-    steps = list(reflections(input, input2))
-    result = made_of(input3, input, input2)
-    for v, factor in steps if left == transpose else reversed(steps):
-        factor = conj(factor) if transpose else factor
-        result = result - factor * v @ (v.mH @ result) if left else result - (result @ v) @ (factor * v.mH)
-    return result
+@backward(torch.ormqr, wrt=("input", "input2", "input3"))
+def ormqr(grad, input, input2, input3, left, transpose, needs):
+    if left:
+        return reflected_backward(grad, input, input2, input3, transpose, needs)
+    # C Q = (Qᴴ Cᴴ)ᴴ
+    by_input, by_tau, by_C = reflected_backward(grad.mH, input, input2, input3.mH, not transpose, needs)
+    return by_input, by_tau, None if by_C is None else by_C.mH

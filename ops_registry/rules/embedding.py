@@ -3,6 +3,7 @@
 import torch
 
 from ops_registry.registry import backward, no_gradient
+from ops_registry.rules.helpers import add_at, add_slices
 
 no_gradient(torch._C._nn.one_hot)
 
@@ -32,39 +33,58 @@ def _frequency(indices, size):
 _SUM, _MEAN, _MAX = range(3)
 
 
-def _bags(
+def _forward(
     weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
 ):
-    """The op, and the bag that each index is in, how many rows each bag takes, and where each maximum came from."""
-    none = -1 if padding_idx is None else padding_idx % weight.shape[0]
-    # The kernel reads indices and offsets by address and ignores their strides.
-    indices, offsets = indices.contiguous(), offsets.contiguous()
+    """The op, and what its kernel noted for its own backward: the bag of each index, their sizes, and where each maximum came from."""
     result = torch._embedding_bag(
         weight,
-        indices,
-        offsets,
+        *_by_address(indices, offsets),
         bool(scale_grad_by_freq),
         mode or 0,
         False,
         None if per_sample_weights is None else per_sample_weights.contiguous(),
         bool(include_last_offset),
-        none,
+        _none(padding_idx, weight.shape),
     )
-    starts = offsets[:-1] if include_last_offset else offsets
+    return result, {"noted": result[1:3], "chosen": result[3]}
+
+
+def _by_address(*indices):
+    """The kernels read indices and offsets by address and ignore their strides."""
+    return [i.contiguous() for i in indices]
+
+
+def _none(padding_idx, weight_shape):
+    """The index that stands for no row; -1 if there is none such."""
+    return -1 if padding_idx is None else padding_idx % weight_shape[0]
+
+
+def _bags(indices, offsets, include_last_offset, none):
+    """The bag that each index is in, how many rows each bag takes, and which indices take one (None: all)."""
+    starts = (offsets[:-1] if include_last_offset else offsets).contiguous()
     order = torch.arange(indices.numel(), dtype=starts.dtype, device=indices.device)
-    bag = torch.searchsorted(starts.contiguous(), order, right=True) - 1
+    bag = torch.searchsorted(starts, order, right=True) - 1
     taken = None if none < 0 else indices != none
     counted = torch.ones_like(indices) if taken is None else taken.to(indices.dtype)
-    size = torch.zeros_like(starts, dtype=indices.dtype).index_add_(0, bag, counted)
-    return result, {"bag": bag, "size": size, "taken": taken, "chosen": result[3] if mode == _MAX else None}
+    return bag, torch.zeros_like(starts, dtype=indices.dtype).index_add(0, bag, counted), taken
 
 
-@backward(torch.embedding_bag, wrt="weight", forward=_bags)
+@backward(torch.embedding_bag, wrt="weight", forward=_forward)
 def embedding_bag_weight(
-    grad, weight_shape, indices, scale_grad_by_freq, mode, sparse, per_sample_weights, bag, size, taken, chosen
-):
+    grad, weight_shape, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx,
+    noted, chosen,
+):  # fmt: skip
+    none = _none(padding_idx, weight_shape)
+    if not (sparse or scale_grad_by_freq or mode == _MAX or torch.is_grad_enabled()):
+        # The kernel does without a row of the table for each index. (It scales wrongly, and cannot be differentiated.)
+        indices, offsets = _by_address(indices, offsets)
+        return torch.ops.aten._embedding_bag_backward(
+            grad, indices, offsets, *noted, chosen, weight_shape[0], False, mode or 0, False, per_sample_weights, none
+        )
+    bag, size, taken = _bags(indices, offsets, include_last_offset, none)
     if mode == _MAX:
-        return grad.new_zeros(weight_shape).scatter_add(0, chosen, torch.where((size > 0).unsqueeze(1), grad, 0))
+        return add_at(torch.where((size > 0).unsqueeze(1), grad, 0), chosen, weight_shape, 0)
     rows = grad.index_select(0, bag)
     if mode == _MEAN:
         rows = rows / size[bag].clamp(min=1).unsqueeze(1)
@@ -76,10 +96,11 @@ def embedding_bag_weight(
         rows = rows.masked_fill(~taken.unsqueeze(1), 0)
     if sparse:
         return torch.sparse_coo_tensor(indices.unsqueeze(0), rows, weight_shape, check_invariants=False)
-    return grad.new_zeros(weight_shape).index_add(0, indices, rows)
+    return add_slices(rows, indices, weight_shape, 0)
 
 
 @backward(torch.embedding_bag, wrt="per_sample_weights")
-def embedding_bag_per_sample_weights(grad, weight, indices, bag, taken):
+def embedding_bag_per_sample_weights(grad, weight, indices, offsets, include_last_offset, padding_idx):
+    bag, _, taken = _bags(indices, offsets, include_last_offset, _none(padding_idx, weight.shape))
     products = (grad.index_select(0, bag) * weight.index_select(0, indices)).sum(1)
     return products if taken is None else products.masked_fill(~taken, 0)

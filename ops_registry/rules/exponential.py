@@ -125,7 +125,16 @@ def sigmoid_backward_output(grad, grad_output, output):
 @backward(torch.logit)
 def logit(grad, input, eps):
     """``1 / (x (1 - x))``; 0 where ``eps`` clamps, nan outside of [0, 1] where nothing does."""
-    low = 0 if eps is None else eps
-    outside = (input < low) | (input > 1 - low)
-    inside = torch.where(outside, 0.5, input)
-    return torch.where(outside, math.nan if eps is None else 0, grad / (inside * (1 - inside)))
+    return torch.ops.aten.logit_backward(grad, input, eps)
+
+
+@backward(torch.ops.aten.logit_backward, wrt="grad_output")
+def logit_backward_grad_output(grad, input, eps):
+    return torch.ops.aten.logit_backward(grad, input, eps)
+
+
+@backward(torch.ops.aten.logit_backward, wrt="input")
+def logit_backward_input(grad, grad_output, input, eps):
+    """The derivative of ``1 / (x (1 - x))``, itself times ``(2 x - 1) / (x (1 - x))``."""
+    slope = torch.ops.aten.logit_backward(grad * grad_output, input, eps)
+    return torch.ops.aten.logit_backward(slope * (input + input - 1), input, eps)

@@ -1,4 +1,4 @@
-"""Writes that replace every element: what was there before has no influence any more."""
+"""Writes that replace every element: what was there before has no influence any more. Random numbers: constants, as in torch."""
 
 import torch
 
@@ -10,6 +10,10 @@ from ops_registry.registry import backward
 def nothing(grad):
     return None
 
+
+# Before normal_, which takes its name for one of its spellings, and is not: its first argument is not the mean.
+backward(torch.normal, wrt="mean")(nothing)
+backward(torch.normal, wrt="std")(nothing)
 
 for _fill in (
     torch.Tensor.zero_,
@@ -23,8 +27,11 @@ for _fill in (
     torch.fill,
     torch.Tensor.copy_,
     torch.bernoulli,
+    torch.poisson,
 ):
     backward(_fill)(nothing)
+
+backward(torch.bernoulli, wrt="p")(nothing)
 
 
 @backward(torch.fill, wrt="value")
@@ -35,3 +42,9 @@ def fill_value(grad):
 @backward(torch.Tensor.copy_, wrt="src")
 def copy_source(grad, src_device):
     return grad.to(src_device)
+
+
+@backward(torch.Tensor.fill_diagonal_)
+def fill_diagonal(grad, wrap):
+    written = torch.zeros(grad.shape, dtype=torch.bool, device=grad.device).fill_diagonal_(True, wrap=wrap)
+    return grad.masked_fill(written, 0)

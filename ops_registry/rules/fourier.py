@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ops_registry.errors import UnsupportedCallError
-from ops_registry.registry import TABLE, backward, decomposition, overloaded
+from ops_registry.registry import backward, decomposition, overloaded
 
 OPPOSITE = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
 
@@ -266,14 +266,11 @@ def choose_stft(*args, **kwargs):
     return torch.ops.aten.stft.default if plain else torch.ops.aten.stft.center
 
 
-def choose_as_packet(args, kwargs):
-    """``torch.ops.aten.stft`` takes the overload without ``center``, unless a call has what only the other knows."""
+@overloaded(torch.ops.aten.stft, alone=True)
+def choose_stft_packet(*args, **kwargs):
+    """The packet takes the overload without ``center``, unless a call has what only the other knows."""
     centered = "center" in kwargs or "pad_mode" in kwargs or (len(args) > 6 and isinstance(args[6], str))
-    return TABLE[torch.ops.aten.stft.center if centered else torch.ops.aten.stft.default]
-
-
-# The same call means one overload to the one and another to the other.
-TABLE[torch.ops.aten.stft].choose = choose_as_packet
+    return torch.ops.aten.stft.center if centered else torch.ops.aten.stft.default
 
 
 @decomposition(torch.istft)

@@ -4,7 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
-from ops_registry.rules.helpers import conj
+from ops_registry.rules.helpers import add_at, add_slices, conj
 from ops_registry.rules.indexing import placed
 
 # gather and scatter: one index for each element. Where the index is shorter than the source, the rest is not read.
@@ -23,19 +23,17 @@ def _padded(grad, shape):
 def gather(grad, input_shape, dim, index, sparse_grad):
     if sparse_grad:
         return torch.ops.aten._gather_sparse_backward(grad.new_empty(1).expand(input_shape), dim, index, grad)
-    return grad.new_zeros(input_shape).scatter_add(dim, index, grad)
+    return add_at(grad, index, input_shape, dim)
 
 
 @backward(torch.take_along_dim)
 def take_along_dim(grad, input_shape, indices, dim):
     if dim is None:
         flat = _counted_from_start(indices.reshape(-1), input_shape.numel())
-        return grad.new_zeros(input_shape.numel()).scatter_add(0, flat, grad).view(input_shape)
+        return add_at(grad, flat, (input_shape.numel(),), 0).view(input_shape)
     dim = dim % len(input_shape)
     shape = grad.shape[:dim] + input_shape[dim : dim + 1] + grad.shape[dim + 1 :]
-    return grad.new_zeros(shape).scatter_add(
-        dim, _counted_from_start(indices, input_shape[dim]).expand(grad.shape), grad
-    )
+    return add_at(grad, _counted_from_start(indices, input_shape[dim]).expand(grad.shape), shape, dim)
 
 
 def _counted_from_start(index, size):
@@ -102,19 +100,19 @@ def scatter_reduce(grad, input, dim, index, src, reduce, include_self, result, n
     full_shape, src = src.shape, src[_corner(index.shape)]
     formula = {"sum": _sum, "mean": _mean, "prod": _prod, "amax": _extreme, "amin": _extreme}[reduce]
     own, of_src = formula(grad, input, dim, index, src, include_self, result, needs)
-    if not include_self:
+    if needs[0] and not include_self:
         own = grad.scatter(dim, index, 0)
     return own, None if of_src is None else _padded(of_src, full_shape)
 
 
 def _sum(grad, input, dim, index, src, include_self, result, needs):
-    return grad, grad.gather(dim, index) if needs[1] else None
+    return grad if needs[0] else None, grad.gather(dim, index) if needs[1] else None
 
 
 def _mean(grad, input, dim, index, src, include_self, result, needs):
     count = grad.new_full(grad.shape, 1 if include_self else 0).scatter_add(dim, index, grad.new_ones(index.shape))
     share = grad / count.clamp(min=1)
-    return share, share.gather(dim, index) if needs[1] else None
+    return share if needs[0] else None, share.gather(dim, index) if needs[1] else None
 
 
 def _prod(grad, input, dim, index, src, include_self, result, needs):
@@ -146,7 +144,7 @@ def _extreme(grad, input, dim, index, src, include_self, result, needs):
         own = own.scatter(dim, index, 0)
     of_src = (src == result.gather(dim, index)).to(grad.dtype)
     share = grad / own.scatter_add(dim, index, of_src).clamp(min=1)
-    return own * share, of_src * share.gather(dim, index)
+    return own * share if needs[0] else None, of_src * share.gather(dim, index) if needs[1] else None
 
 
 @backward(torch.index_reduce, wrt=("input", "source"))
@@ -161,7 +159,7 @@ def index_reduce(grad, input, dim, index, source, reduce, include_self, result, 
 
 @backward(torch.index_select)
 def index_select(grad, input_shape, dim, index):
-    return grad.new_zeros(input_shape).index_add(dim, index, grad)
+    return add_slices(grad, index, input_shape, dim)
 
 
 @backward(torch.index_add, wrt="input")
@@ -194,7 +192,8 @@ def index_fill_input(grad, dim, index):
 def index_fill_value(grad, dim, index, value_device):
     # A place named twice is filled once.
     size = grad.shape[dim] if grad.dim() else 1
-    return grad.index_select(dim, torch.unique(index % size)).sum().to(value_device)
+    filled = index.new_zeros(size, dtype=torch.bool).index_fill(0, index, True)
+    return grad.index_select(dim, filled.nonzero().reshape(-1)).sum().to(value_device)
 
 
 # index, index_put: x[i, j, ...] with tensors alone, as the aten ops have it; None leaves a dimension as it is

@@ -27,7 +27,8 @@ CUBIC = -0.75
 @backward(torch.grid_sampler_3d, wrt=("input", "grid"))
 def grid_sampler(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
     input, grid = in_dtype_of(grad, input, grid)
-    return kernel(grad, input, grid, (interpolation_mode, padding_mode, align_corners), needs)
+    by_input, by_grid = kernel(grad, input, grid, (interpolation_mode, padding_mode, align_corners), needs)
+    return by_input, by_grid if needs[1] else None  # the kernel computes the latter in any case
 
 
 def kernel(g, x, grid, modes, mask):

@@ -47,9 +47,31 @@ def reduced_count(shape: Sequence[int], dim: int | Sequence[int] | None) -> int:
 
 def put_back(grad: torch.Tensor, indices: torch.Tensor, shape: Sequence[int], dim: int, keepdim: bool) -> torch.Tensor:
     """Zeros of ``shape`` with ``grad`` where ``indices`` say along ``dim``: the transpose of picking elements there."""
-    return grad.new_zeros(shape).scatter(
-        dim, restore_dims(indices, shape, dim, keepdim), restore_dims(grad, shape, dim, keepdim)
-    )
+    return torch.ops.aten.value_selecting_reduction_backward(grad, dim, indices, shape, keepdim)
+
+
+def add_at(grad: torch.Tensor, index: torch.Tensor, shape: Sequence[int], dim: int) -> torch.Tensor:
+    """Zeros of ``shape`` with each element of ``grad`` added where ``index`` says along ``dim``: the transpose of ``gather``."""
+    zeros = grad.new_zeros(shape)
+    if torch.is_grad_enabled():
+        return zeros.scatter_add(dim, index, grad)
+    return zeros.scatter_add_(dim, index, grad)  # a buffer of our own, not recorded: no copy of it is needed
+
+
+def add_slices(grad: torch.Tensor, index: torch.Tensor, shape: Sequence[int], dim: int) -> torch.Tensor:
+    """Zeros of ``shape`` with each slice of ``grad`` added where ``index`` says along ``dim``: the transpose of ``index_select``."""
+    zeros = grad.new_zeros(shape)
+    if torch.is_grad_enabled():
+        return zeros.index_add(dim, index, grad)
+    return zeros.index_add_(dim, index, grad)
+
+
+def divides_well(product: torch.Tensor) -> bool:
+    """Whether no element is 0, infinite, nan or so small that digits are lost: then a factor can be divided out of the products."""
+    if product.numel() == 0:
+        return True
+    smallest, largest = product.abs().aminmax()
+    return bool(smallest >= torch.finfo(product.dtype).tiny) and bool(largest < torch.inf)
 
 
 def share(grad: torch.Tensor, ties: torch.Tensor, dim: int | tuple[int, ...] | None) -> torch.Tensor:

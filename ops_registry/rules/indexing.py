@@ -1,5 +1,6 @@
 """Reading and writing part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice``, and the ``*_scatter`` twins."""
 
+import math
 import operator
 
 import torch
@@ -202,32 +203,45 @@ def diagonal_scatter_src(grad, offset, dim1, dim2):
     return grad.diagonal(offset, dim1, dim2)
 
 
-def _write_strided(input, src, size, stride, storage_offset=None):
-    """The op, and over which element of ``input``, in reading order, each of ``src`` was written (-1: none)."""
-    result = torch.as_strided_scatter(input, src, size, stride, storage_offset)
-    start = input.storage_offset() if storage_offset is None else storage_offset
-    length = input.untyped_storage().nbytes() // input.element_size()
-    places = torch.full((length,), -1, device=input.device)
-    seen = places.as_strided(input.shape, input.stride(), input.storage_offset())
-    order = torch.arange(input.numel(), device=input.device).view(input.shape)
-    seen.copy_(order)
-    written = torch.arange(src.numel(), device=input.device).view(src.shape)
-    where = places.clone().as_strided(size, stride, start).copy_(written)
+def _written_places(shape, steps, offset, size, stride, start, device):
+    """Over which element, in reading order, of a tensor of this geometry a view of that one writes (-1: over none); None where
+    elements of either share memory.
+    """
+    length = 1 + max(
+        first + sum((n - 1) * step for n, step in zip(lengths, strides, strict=True))
+        for lengths, strides, first in ((shape, steps, offset), (size, stride, start))
+    )
+    memory = torch.full((length,), -1, device=device)
+    order = torch.arange(shape.numel(), device=device).view(shape)
+    seen = memory.as_strided(shape, steps, offset).copy_(order)
+    written = torch.arange(math.prod(size), device=device).view(size)
+    where = memory.clone().as_strided(size, stride, start).copy_(written)
     if not (torch.equal(seen, order) and torch.equal(where, written)):
+        return None
+    return memory.as_strided(size, stride, start)
+
+
+def _write_strided(input, src, size, stride, storage_offset=None):
+    """The op, once it is known to have a gradient."""
+    start = input.storage_offset() if storage_offset is None else storage_offset
+    result = torch.as_strided_scatter(input, src, size, stride, storage_offset)
+    geometry = input.shape, input.stride(), input.storage_offset(), size, stride, start, input.device
+    if _written_places(*geometry) is None:
         raise UnsupportedCallError(
             "as_strided_scatter: elements of the tensor or of the written part share memory: no gradient is defined. "
             "Call it on x.contiguous() with strides that do not overlap."
         )
-    return result, {"places": places.as_strided(size, stride, start).clone()}
+    return result, {}
 
 
-@backward(torch.as_strided_scatter, wrt="input", forward=_write_strided)
-def as_strided_scatter_input(grad, places):
-    size = grad.numel() + 1  # -1, what lies outside, goes to the extra element
-    written = places.new_zeros(size, dtype=torch.bool).index_fill(0, places.reshape(-1) % size, True)
-    return grad.masked_fill(written[:-1].view(grad.shape), 0)
-
-
-@backward(torch.as_strided_scatter, wrt="src")
-def as_strided_scatter_src(grad, places):
-    return grad.reshape(-1)[places.clamp(min=0)].masked_fill(places < 0, 0)
+@backward(torch.as_strided_scatter, wrt=("input", "src"), forward=_write_strided)
+def as_strided_scatter(grad, input_stride, input_offset, size, stride, storage_offset, needs):
+    start = input_offset if storage_offset is None else storage_offset
+    places = _written_places(grad.shape, input_stride, input_offset, size, stride, start, grad.device)
+    outside = places < 0  # in memory that the view shows and the tensor does not
+    kept = None
+    if needs[0]:
+        extra = grad.numel()  # what lies outside goes to an element more
+        written = outside.new_zeros(extra + 1).index_fill(0, places.masked_fill(outside, extra).reshape(-1), True)
+        kept = grad.masked_fill(written[:-1].view(grad.shape), 0)
+    return kept, grad.reshape(-1)[places.clamp(min=0)].masked_fill(outside, 0) if needs[1] else None

@@ -4,6 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.rules.helpers import add_slices
 
 # Joining: each tensor's gradient is the part of the whole that it filled.
 
@@ -97,7 +98,7 @@ def _joined_at(grad, result_shape, input_shape, indices, dim):
             "parts that overlap have a rule where the indices are given as one tuple: x.hsplit((3, 1))"
         )
     taken = torch.cat(torch.arange(input_shape[dim], device=joined.device).tensor_split(indices))
-    return joined.new_zeros(input_shape).index_add(dim, taken, joined)
+    return add_slices(joined, taken, input_shape, dim)
 
 
 @backward(torch.ops.aten.tensor_split.indices)
@@ -105,12 +106,9 @@ def tensor_split_indices(grad, result_shape, input_shape, indices, dim):
     return _joined_at(grad, result_shape, input_shape, indices, dim)
 
 
-@backward(torch.ops.aten.tensor_split.tensor_indices_or_sections)
-def tensor_split_tensor(grad, result_shape, input_shape, tensor_indices_or_sections, dim):
-    given = tensor_indices_or_sections.tolist()
-    if isinstance(given, int):
-        return _joined(grad, result_shape, dim)
-    return _joined_at(grad, result_shape, input_shape, given, dim)
+@decomposition(torch.ops.aten.tensor_split.tensor_indices_or_sections)
+def tensor_split_tensor(input, tensor_indices_or_sections, dim):
+    return torch.tensor_split(input, tensor_indices_or_sections.tolist(), dim)
 
 
 @backward(torch.ops.aten.hsplit.int)
@@ -166,26 +164,21 @@ overloaded(torch.vsplit)(_by_kind_of_places(torch.ops.aten.vsplit))
 overloaded(torch.dsplit)(_by_kind_of_places(torch.ops.aten.dsplit))
 
 
-# Products of lists of 1-d tensors: a gradient is summed over all dimensions but the tensor's own.
+# Products of lists of 1-d tensors
 
 
-def _sum_to_own(grad, own):
-    others = [d for d in range(grad.dim()) if d != own]
-    return grad.sum(others) if others else grad
-
-
-@backward(torch._C._VariableFunctions.cartesian_prod, wrt="tensors")
-def cartesian_prod(grad, tensors_shape):
-    lengths = [shape.numel() for shape in tensors_shape]
-    columns = grad.unbind(1) if grad.dim() == 2 else [grad]
-    return [_sum_to_own(column.reshape(lengths), d) for d, column in enumerate(columns)]
+@decomposition(torch._C._VariableFunctions.cartesian_prod)
+def cartesian_prod(tensors):
+    if len(tensors) == 1:
+        return tensors[0]
+    return torch.stack([t.flatten() for t in torch.meshgrid(*tensors, indexing="ij")], 1)
 
 
 @backward(torch.combinations)
 def combinations(grad, input_shape, r, with_replacement):
     places = torch.arange(input_shape[0], device=grad.device)
     chosen = torch.combinations(places, r, with_replacement)
-    return grad.new_zeros(input_shape).index_add(0, chosen.reshape(-1), grad.reshape(-1))
+    return add_slices(grad.reshape(-1), chosen.reshape(-1), input_shape, 0)
 
 
 # vander: the derivative of x^n is n x^(n-1).

@@ -6,7 +6,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.losses import MEAN, NONE, SUM, alike, reduced, share
+from ops_registry.rules.losses import MEAN, NONE, SUM, alike, gathered, reduced, share
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
@@ -146,7 +146,7 @@ def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
 
 @backward(aten.binary_cross_entropy_backward, wrt="grad_output")
 def binary_cross_entropy_backward(grad, input, target, weight, reduction):
-    return reduced(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
+    return gathered(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
 
 
 @backward(aten.binary_cross_entropy_backward, wrt="input")

@@ -8,6 +8,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.registry import backward, decomposition, no_gradient
 from ops_registry.rules.helpers import conj
+from ops_registry.rules.kernels import total
 
 # inverse: dY = -Y dA Y
 
@@ -56,21 +57,21 @@ def lstsq(input, b, rcond, driver):
 
 
 @backward(least_squares, wrt=("A", "B"))
-def least_squares_both(grad, needs, A, B, result):
+def least_squares_both(grad, needs, A, B):
     grad_X, grad_residuals = grad[:2]
-    X = result[0]
     vector = B.ndim == A.ndim - 1
     if vector:
-        B, X, grad_X = (None if t is None else t.unsqueeze(-1) for t in (B, X, grad_X))
+        B, grad_X = (None if t is None else t.unsqueeze(-1) for t in (B, grad_X))
+    P = torch.linalg.pinv(A)
     grad_A = grad_B = None
     if grad_X is not None:
-        P = torch.linalg.pinv(A)
         grad_A = pinv_backward(grad_X @ B.mH, A, P) if needs[0] else None
-        grad_B = P.mH @ grad_X
+        grad_B = P.mH @ grad_X if needs[1] else None
     if grad_residuals is not None and grad_residuals.numel():
+        X = P @ B
         slope = 2 * grad_residuals.unsqueeze(-2) * (A @ X - B)
-        grad_A = slope @ X.mH if grad_A is None else grad_A + slope @ X.mH
-        grad_B = -slope if grad_B is None else grad_B - slope
+        grad_A = total(grad_A, slope @ X.mH) if needs[0] else None
+        grad_B = total(grad_B, -slope) if needs[1] else None
     return grad_A, grad_B.squeeze(-1) if vector and grad_B is not None else grad_B
 
 
@@ -82,13 +83,13 @@ no_gradient(torch.linalg.matrix_rank)
 
 def of_system(needs, grad, A, X, left, solve):
     """The gradients of A and B, where ``solve(grad)`` solves the adjoint system."""
-    needs_A, _ = needs
-    grad_B = solve(grad)
-    if not needs_A:
-        return None, grad_B
-    if X.ndim == A.ndim - 1 or X.ndim == 1:  # one right-hand side, a vector
-        return -(grad_B.unsqueeze(-1) * conj(X).unsqueeze(-2)), grad_B
-    return -(grad_B @ X.mH if left else X.mH @ grad_B), grad_B
+    grad_A, grad_B = None, solve(grad)
+    if needs[0]:
+        if X.ndim == A.ndim - 1 or X.ndim == 1:  # one right-hand side, a vector
+            grad_A = -(grad_B.unsqueeze(-1) * conj(X).unsqueeze(-2))
+        else:
+            grad_A = -(grad_B @ X.mH if left else X.mH @ grad_B)
+    return grad_A, grad_B if needs[1] else None
 
 
 @backward(torch.linalg.solve, wrt=("A", "B"))
@@ -124,10 +125,11 @@ def triangular_solve(grad, needs, A, upper, transpose, unitriangular, solution):
     if grad_X is None:
         return None, grad_copy
     grad_B = torch.triangular_solve(grad_X, conj(A), upper, not transpose, unitriangular)[0]
-    if not needs[1]:
-        return grad_B, None
-    grad_A = triangle(-(conj(solution) @ grad_B.mT if transpose else grad_B @ solution.mH), upper, unitriangular)
-    return grad_B, grad_A if grad_copy is None else grad_A + grad_copy
+    grad_A = None
+    if needs[1]:
+        grad_A = triangle(-(conj(solution) @ grad_B.mT if transpose else grad_B @ solution.mH), upper, unitriangular)
+        grad_A = grad_A if grad_copy is None else grad_A + grad_copy
+    return grad_B if needs[0] else None, grad_A
 
 
 # Cholesky: A = L Lᴴ. L⁻¹ dL is the lower triangle of L⁻¹ dA L⁻ᴴ, its diagonal halved. The gradient is symmetric, too.
@@ -164,7 +166,8 @@ def cholesky_inverse(grad, input, upper, result):
 @backward(torch.cholesky_solve, wrt=("input", "input2"))
 def cholesky_solve(grad, needs, input2, upper, result):
     grad_B = torch.cholesky_solve(grad, input2, upper)
-    return grad_B, through_factor(-(grad_B @ result.mH), input2, upper) if needs[1] else None
+    grad_L = through_factor(-(grad_B @ result.mH), input2, upper) if needs[1] else None
+    return grad_B if needs[0] else None, grad_L
 
 
 # Systems of which A = P L U is known, L and U packed into one matrix

@@ -26,6 +26,11 @@ def share(grad, reduction, shape):
     return grad / math.prod(shape) if reduction == MEAN and 0 not in shape else grad
 
 
+def gathered(terms, reduction):
+    """What ``share`` sends back: the gradient of the gradient of the loss, of those of the terms (0 where there are none)."""
+    return terms if reduction == NONE else share(terms.sum(), reduction, terms.shape)
+
+
 def alike(input, target, dtype):
     """Both in their joint shape and of ``dtype``, as the fused kernels want them."""
     if input.shape != target.shape:
@@ -36,7 +41,7 @@ def alike(input, target, dtype):
 
 def opposite(grad, needs):
     """The gradients of input and target, for a loss of their difference."""
-    return grad, -grad if needs[1] else None
+    return grad if needs[0] else None, -grad if needs[1] else None
 
 
 @backward(nn.mse_loss, wrt=("input", "target"))
@@ -62,7 +67,7 @@ def l1_loss(grad, input, target, reduction, needs):
 
 @backward(aten.mse_loss_backward, wrt="grad_output")
 def mse_loss_backward(grad, input, target, reduction):
-    return reduced(aten.mse_loss_backward(grad, input, target, NONE), reduction)
+    return gathered(aten.mse_loss_backward(grad, input, target, NONE), reduction)
 
 
 @backward(aten.mse_loss_backward, wrt=("input", "target"))
@@ -72,7 +77,7 @@ def mse_loss_backward_inputs(grad, grad_output, reduction, needs):
 
 @backward(aten.smooth_l1_loss_backward, wrt="grad_output")
 def smooth_l1_loss_backward(grad, input, target, reduction, beta):
-    return reduced(aten.smooth_l1_loss_backward(grad, input, target, NONE, beta), reduction)
+    return gathered(aten.smooth_l1_loss_backward(grad, input, target, NONE, beta), reduction)
 
 
 @backward(aten.smooth_l1_loss_backward, wrt=("input", "target"))
@@ -83,7 +88,7 @@ def smooth_l1_loss_backward_inputs(grad, grad_output, input, target, reduction, 
 
 @backward(aten.huber_loss_backward, wrt="grad_output")
 def huber_loss_backward(grad, input, target, reduction, delta):
-    return reduced(aten.huber_loss_backward(grad, input, target, NONE, delta), reduction)
+    return gathered(aten.huber_loss_backward(grad, input, target, NONE, delta), reduction)
 
 
 @backward(aten.huber_loss_backward, wrt=("input", "target"))

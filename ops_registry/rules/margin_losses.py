@@ -4,7 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.losses import NONE, reduced, share
+from ops_registry.rules.losses import NONE, gathered, reduced, share
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -32,7 +32,7 @@ def multi_margin_loss(grad, input, target, p, margin, weight, reduction):
 def multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction):
     ones = torch.ones_like(grad.select(-1, 0))
     slope = aten.multi_margin_loss_backward(ones, input, target, p, margin, weight, NONE)
-    return reduced((grad * slope).sum(-1), reduction)
+    return gathered((grad * slope).sum(-1), reduction)
 
 
 @backward(aten.multi_margin_loss_backward, wrt="input")
@@ -67,7 +67,7 @@ def multilabel_margin_loss(grad, input, target, reduction, is_target):
 def multilabel_margin_loss_backward(grad, input, target, reduction, is_target):
     ones = torch.ones_like(grad.select(-1, 0) if grad.dim() else grad)
     slope = aten.multilabel_margin_loss_backward(ones, input, target, NONE, is_target)
-    return reduced((grad * slope).sum(-1), reduction)
+    return gathered((grad * slope).sum(-1), reduction)
 
 
 @backward(aten.multilabel_margin_loss_backward, wrt="input")

@@ -76,15 +76,23 @@ def matmul_other(grad, input, other_shape):
 
 
 @backward(torch.mm, wrt="input")
-@backward(torch.bmm, wrt="input")
 def mm_input(grad, mat2):
     return grad @ in_dtype_of(grad, mat2).mH
 
 
 @backward(torch.mm, wrt="mat2")
-@backward(torch.bmm, wrt="mat2")
 def mm_mat2(grad, input):
     return in_dtype_of(grad, input).mH @ grad
+
+
+@backward(torch.bmm, wrt="input")
+def bmm_input(grad, mat2):
+    return torch.bmm(grad, in_dtype_of(grad, mat2).mH)
+
+
+@backward(torch.bmm, wrt="mat2")
+def bmm_mat2(grad, input):
+    return torch.bmm(in_dtype_of(grad, input).mH, grad)
 
 
 @backward(torch.mv, wrt="input")
@@ -305,15 +313,20 @@ def multi_dot(tensors):
 
 
 def cheapest_splits(sizes):
-    """Where to split each run of a chain of matrices of ``sizes[k] × sizes[k + 1]`` for the fewest multiplications."""
+    """Where to split each run of a chain of matrices of ``sizes[k] × sizes[k + 1]`` for the fewest multiplications.
+
+    Of splits that cost the same torch takes the first, but the second in a chain of three.
+    """
+    tie = -1 if len(sizes) == 4 else 1
     cost = {(k, k): 0 for k in range(len(sizes) - 1)}
     split = {}
     for length in range(1, len(sizes) - 1):
         for i in range(len(sizes) - 1 - length):
             j = i + length
             cost[i, j], split[i, j] = min(
-                (cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], k) for k in range(i, j)
+                (cost[i, k] + cost[k + 1, j] + sizes[i] * sizes[k + 1] * sizes[j + 1], tie * k) for k in range(i, j)
             )
+            split[i, j] *= tie
     return split
 
 

@@ -38,6 +38,7 @@ for _name in (
     "is_cuda",
     "is_meta",
     "is_mps",
+    "is_xpu",
     "is_quantized",
     "is_sparse",
     "is_nested",

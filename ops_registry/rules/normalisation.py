@@ -10,7 +10,7 @@ import math
 
 import torch
 
-from ops_registry.registry import backward
+from ops_registry.registry import backward, decomposition
 from ops_registry.rules.helpers import conj
 from ops_registry.rules.kernels import in_dtype_of, per_result, total
 
@@ -253,3 +253,11 @@ def rms_norm(grad, input, normalized_shape, weight, eps, needs):
     if needs[1]:
         by_w = grad * normal
     return by_x, by_w
+
+
+@decomposition(torch._fused_rms_norm)
+def fused_rms_norm(input, normalized_shape, weight, eps):
+    x = wide(input)
+    eps = torch.finfo(x.dtype).eps if eps is None else eps
+    rstd = ((x * x).mean(last_dims(x, normalized_shape), keepdim=True) + eps).rsqrt()
+    return torch.rms_norm(input, normalized_shape, weight, eps), rstd

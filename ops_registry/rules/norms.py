@@ -38,6 +38,13 @@ def norm_along_dim(grad, input, input_shape, result, p, dim, keepdim):
     return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, dim, keepdim)
 
 
+@overloaded(aten.norm, alone=True)  # torch.norm is a Python function
+def choose_norm(input, p=2, dim=None, keepdim=False, *, dtype=None):
+    if dim is None:
+        return aten.norm.Scalar if dtype is None else aten.norm.ScalarOpt_dtype
+    return aten.norm.ScalarOpt_dim if dtype is None else aten.norm.ScalarOpt_dim_dtype
+
+
 @backward(aten.norm.Scalar)
 @backward(aten.norm.ScalarOpt_dtype)
 def norm_of_all(grad, input, input_shape, result, p):
@@ -121,9 +128,8 @@ def renorm(grad, input, input_shape, p, dim, maxnorm):
     return grad * scaled if through is None else grad * scaled + through
 
 
-def _pulls(grad, x1, x2, p, result):
-    """What each pair contributes to the gradient of its point in ``x1``, one row of coordinates a pair."""
-    between = x1.unsqueeze(-2) - x2.unsqueeze(-3)
+def _pulls(grad, between, p, result):
+    """What each pair of points contributes to the gradient of its first one, from what lies between them."""
     if p == torch.inf:  # here the coordinates that tie do not share, as in torch
         return grad.unsqueeze(-1) * between.sgn() * (between.abs() == result.unsqueeze(-1))
     if p == 2:  # the distance of a point from itself is 0 whatever moves: nothing flows, in any order
@@ -141,6 +147,7 @@ def _by_matmul(p, compute_mode, rows, columns):
 
 
 @backward(torch.cdist, wrt=("x1", "x2"))
+@backward(aten._cdist_forward, wrt=("x1", "x2"))
 def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
     if p == 0 or 0 in result_shape:
         return None, None
@@ -151,12 +158,24 @@ def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
             x2 * weight.sum(-2).unsqueeze(-1) - weight.mT @ x1 if needs[1] else None,
         )
     if torch.is_grad_enabled():  # to be differentiated again, the gradient has to be made of differentiable parts
-        pulls = _pulls(grad, x1, x2, p, result)
+        pulls = _pulls(grad, x1.unsqueeze(-2) - x2.unsqueeze(-3), p, result)
         return pulls.sum(-2) if needs[0] else None, -pulls.sum(-3) if needs[1] else None
     kernel = torch.ops.aten._cdist_backward
     grad_x1 = kernel(grad.contiguous(), x1, x2, p, result) if needs[0] else None
     grad_x2 = kernel(grad.mT.contiguous(), x2, x1, p, result.mT.contiguous()) if needs[1] else None
     return grad_x1, grad_x2
+
+
+@backward(torch.pdist)
+@backward(aten._pdist_forward)
+def pdist(grad, input, p, result, result_shape):
+    if p == 0 or 0 in result_shape:
+        return None
+    if not torch.is_grad_enabled():  # not differentiable, as that of cdist
+        return torch.ops.aten._pdist_backward(grad.contiguous(), input.contiguous(), p, result)
+    first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
+    pulls = _pulls(grad, input[first] - input[second], p, result)
+    return torch.zeros_like(input).index_add(0, first, pulls).index_add(0, second, -pulls)
 
 
 @decomposition(torch.norm_except_dim)

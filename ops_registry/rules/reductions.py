@@ -3,7 +3,7 @@
 import torch
 
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj, exclusive_cumprod, reduced_count, restore_dims, spread
+from ops_registry.rules.helpers import conj, divides_well, exclusive_cumprod, reduced_count, restore_dims, spread
 
 
 @backward(torch.sum)
@@ -33,10 +33,12 @@ def nanmean(input, dim, keepdim, dtype):
 
 
 @backward(torch.prod)
-def prod(grad, input, input_shape, dim, keepdim, dtype):
+def prod(grad, input, input_shape, result, dim, keepdim, dtype):
     # The derivative to one factor is the product of the others: those before times those after.
     # Without a division it is right at zeros, in every order.
     factors = input if dtype is None else input.to(dtype)
+    if not torch.is_grad_enabled() and divides_well(result):
+        return restore_dims(grad * conj(result), input_shape, dim, keepdim or dim is None) / conj(factors)
     if dim is None or not input_shape:
         factors = factors.reshape(-1)
         others = exclusive_cumprod(factors, 0) * exclusive_cumprod(factors.flip(0), 0).flip(0)

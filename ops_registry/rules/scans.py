@@ -4,7 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import conj, exclusive_cumprod
+from ops_registry.rules.helpers import add_at, conj, divides_well, exclusive_cumprod
 
 aten = torch.ops.aten
 
@@ -31,11 +31,13 @@ def backward_recurrence(term, factor, dim):
 
 
 @backward(torch.cumprod)
-def cumprod(grad, input, input_shape, dim, dtype):
+def cumprod(grad, input, input_shape, result, dim, dtype):
     # With y_k = x_0 … x_k:  sum over k >= j of g_k dy_k/dx_j = (x_0 … x_{j-1}) s_j,  s_j = g_j + x_{j+1} s_{j+1}.
     if not input_shape or input_shape[dim] <= 1:
         return grad
     factors = conj(input if dtype is None else input.to(dtype))
+    if not torch.is_grad_enabled() and divides_well(result):
+        return cumsum(grad * conj(result), dim) / factors
     following = factors.narrow(dim, 1, input_shape[dim] - 1)
     return exclusive_cumprod(factors, dim) * backward_recurrence(grad, following, dim)
 
@@ -44,6 +46,9 @@ def cumprod(grad, input, input_shape, dim, dtype):
 def logcumsumexp(grad, input, input_shape, result, dim):
     # sum over k >= j of g_k exp(x_j - y_k) = exp(x_j - y_j) s_j,  s_j = g_j + exp(y_j - y_{j+1}) s_{j+1}.
     # As y grows along dim, no exponential exceeds 1. Where y is still -inf nothing flows.
+    if input.dtype in (torch.float16, torch.bfloat16):  # what a level has lost to rounding would be a factor
+        input = input.float()
+        result = input.logcumsumexp(dim)
     level = result.masked_fill(result == -torch.inf, 0)
     weight = conj((input - level).exp())
     if not input_shape or input_shape[dim] <= 1:
@@ -56,13 +61,13 @@ def logcumsumexp(grad, input, input_shape, result, dim):
 @backward(torch.cummax)
 @backward(torch.cummin)
 def running_extreme(grad, input_shape, indices, dim):
-    return grad.new_zeros(input_shape).scatter_add(dim, indices, grad)
+    return add_at(grad, indices, input_shape, dim)
 
 
 @backward(torch.diff, wrt=("input", "prepend", "append"))
 def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     if n == 0:
-        return grad, None, None
+        return grad if needs[0] else None, None, None
     # The transpose of one difference is minus the difference of the cotangent between two zeros.
     lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
     n = min(n, lengths[0] + lengths[1] + lengths[2])
@@ -70,7 +75,7 @@ def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     zeros = grad.new_zeros((*grad.shape[:dim], n, *grad.shape[dim + 1 :]))
     whole = torch.diff(grad, n, dim, prepend=zeros, append=zeros)
     before, own, after = (-whole if n % 2 else whole).split(lengths, dim)
-    return own, before if needs[1] else None, after if needs[2] else None
+    return tuple([part if need else None for part, need in zip((own, before, after), needs, strict=True)])
 
 
 def _pair_sums(y, dim):
@@ -128,23 +133,42 @@ overloaded(torch.cumulative_trapezoid)(_overload(aten.cumulative_trapezoid))
 
 
 def _slope(y, steps, dim, edge_order):
-    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) a parabola."""
+    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) a parabola.
+
+    ``steps`` are the distances between samples, or a number where they are all the same.
+    """
     size = y.shape[dim]
+    lines = torch.diff(y, dim=dim)
+    if not isinstance(steps, torch.Tensor):
+        lines = lines / steps
+        first, last = lines.narrow(dim, 0, 1), lines.narrow(dim, size - 2, 1)
+        half = torch.diff(lines, dim=dim) / 2
+        inner = lines.narrow(dim, 0, size - 2) + half
+        if edge_order == 2:
+            first, last = first - half.narrow(dim, 0, 1), last + half.narrow(dim, size - 3, 1)
+        return torch.cat((first, inner, last), dim)
     shape = [1] * y.dim()
     shape[dim] = size - 1
     steps = steps.reshape(shape)
-    lines = torch.diff(y, dim=dim) / steps
-    if size == 2:
-        return torch.cat((lines, lines), dim)
-    left, right = lines.narrow(dim, 0, size - 2), lines.narrow(dim, 1, size - 2)
     before, after = steps.narrow(dim, 0, size - 2), steps.narrow(dim, 1, size - 2)
-    bend = (right - left) / (before + after)
-    inner = left + bend * before
-    first, last = lines.narrow(dim, 0, 1), lines.narrow(dim, size - 2, 1)
-    if edge_order == 2:
-        first = first - (bend * before).narrow(dim, 0, 1)
-        last = last + (bend * after).narrow(dim, size - 3, 1)
+    both = before + after
+    inner = _three(y, dim, 0, (-after / (before * both), (after - before) / (before * after), before / (after * both)))
+    if edge_order == 1:
+        first = lines.narrow(dim, 0, 1) / steps.narrow(dim, 0, 1)
+        last = lines.narrow(dim, size - 2, 1) / steps.narrow(dim, size - 2, 1)
+    else:
+        a, b = before.narrow(dim, 0, 1), after.narrow(dim, 0, 1)
+        first = _three(y, dim, 0, (-(a + a + b) / (a * (a + b)), (a + b) / (a * b), -a / (b * (a + b))))
+        a, b = before.narrow(dim, size - 3, 1), after.narrow(dim, size - 3, 1)
+        last = _three(y, dim, size - 3, (b / (a * (a + b)), -(a + b) / (a * b), (a + b + b) / (b * (a + b))))
     return torch.cat((first, inner, last), dim)
+
+
+def _three(y, dim, start, weights):
+    """The weighted sum of three samples in a row, at ``start`` and as many places after it as there are weights."""
+    length = weights[0].shape[dim]
+    x, y, z = (y.narrow(dim, start + k, length) * w for k, w in enumerate(weights))
+    return x + y + z
 
 
 @decomposition(torch.gradient)
@@ -159,9 +183,7 @@ def gradient(input, spacing, dim, edge_order):
         )
     slopes = []
     for d, space in zip(dims, spacing, strict=True):
-        if isinstance(space, torch.Tensor) and space.dim() == 1:
-            steps = torch.diff(space)
-        else:
-            steps = input.new_ones(input.shape[d] - 1) * space
-        slopes.append(_slope(input, steps, d % input.dim(), edge_order))
+        if isinstance(space, torch.Tensor):
+            space = torch.diff(space) if space.dim() == 1 else space.expand(input.shape[d] - 1)
+        slopes.append(_slope(input, space, d % input.dim(), edge_order))
     return slopes

@@ -15,6 +15,14 @@ def ordered(grad, input_shape, indices, dim):
     return put_back(grad, indices, input_shape, dim, True)
 
 
+@backward(aten.value_selecting_reduction_backward, wrt="grad")
+def value_selecting_reduction_backward(grad, dim, indices, keepdim):
+    shape = grad.shape
+    if keepdim or not shape:
+        return grad.gather(dim, indices)
+    return grad.gather(dim, indices.unsqueeze(dim)).squeeze(dim)
+
+
 @overloaded(torch.sort)
 def sort(*args, **kwargs):
     return aten.sort.stable if "stable" in kwargs else aten.sort.default

@@ -26,25 +26,19 @@ def std(grad, input, input_shape, result, dim, correction, keepdim):
     return var(through_var, input, input_shape, dim, correction, keepdim)
 
 
-def _with_mean(through_spread, grad_mean, input_shape, dim, keepdim):
-    if grad_mean is None:
-        return through_spread
-    through_mean = spread(grad_mean / (reduced_count(input_shape, dim) or 1), input_shape, dim, keepdim)
-    return through_mean if through_spread is None else through_spread + through_mean
-
-
 @backward(aten.var_mean.correction)
 def var_mean(grad, input, input_shape, dim, correction, keepdim):
     grad_var, grad_mean = grad
-    through = None if grad_var is None else var(grad_var, input, input_shape, dim, correction, keepdim)
-    return _with_mean(through, grad_mean, input_shape, dim, keepdim)
+    through_var = None if grad_var is None else var(grad_var, input, input_shape, dim, correction, keepdim)
+    if grad_mean is None:
+        return through_var
+    through_mean = spread(grad_mean / (reduced_count(input_shape, dim) or 1), input_shape, dim, keepdim)
+    return through_mean if through_var is None else through_var + through_mean
 
 
-@backward(aten.std_mean.correction)
-def std_mean(grad, input, input_shape, result, dim, correction, keepdim):
-    grad_std, grad_mean = grad
-    through = None if grad_std is None else std(grad_std, input, input_shape, result[0], dim, correction, keepdim)
-    return _with_mean(through, grad_mean, input_shape, dim, keepdim)
+@decomposition(aten.std_mean.correction)
+def std_mean(input, dim, correction, keepdim):
+    return torch.std(input, dim, correction=correction, keepdim=keepdim), input.mean(dim, keepdim)
 
 
 def _by_correction(op, packet):
@@ -141,14 +135,9 @@ def cov(input, correction, fweights, aweights):
         total = weights.sum()
         centred = rows - (rows * weights).sum(1, keepdim=True) / total
         weighted = centred * weights
-        lost = (
-            0
-            if correction == 0
-            else correction
-            if aweights is None
-            else correction * (weights * aweights).sum() / total
-        )
-        norm = total - lost
+        norm = total
+        if correction:
+            norm = total - correction * (1 if aweights is None else (weights * aweights).sum() / total)
     if norm <= 0:
         warnings.warn("cov(): degrees of freedom is <= 0", stacklevel=2)
         norm = 0

@@ -14,6 +14,9 @@ import ops_registry
 #: Rules of ops that need a GPU: ``test_copies.py`` has tests of theirs that run where there is one.
 GPU_ONLY = {"cuda", "pin_memory"}
 
+#: Rules that end at the first derivative, as in torch: that of a random gamma number is known by a kernel alone.
+FIRST_ORDER_ONLY = {"_standard_gamma"}
+
 
 def all_cases() -> list[Case]:
     found: list[Case] = []
@@ -46,4 +49,4 @@ def test_every_case_names_a_registered_rule(cases: list[Case]) -> None:
 
 
 def test_every_rule_is_checked_to_second_order(cases: list[Case]) -> None:
-    assert registered() - {c.rule for c in cases if c.second} == GPU_ONLY
+    assert registered() - {c.rule for c in cases if c.second} == GPU_ONLY | FIRST_ORDER_ONLY

@@ -103,6 +103,28 @@ def test_replace_puts_a_rule_in_the_place_of_another(clean_registry: None) -> No
     assert x.grad.tolist() == [10.0]
 
 
+def test_in_place_spellings_may_have_a_formula_of_their_own(clean_registry: None) -> None:
+    ops_registry.backward(torch.tanh, in_place=True)(ten_times)
+    x, y = leaf(0.0), leaf(0.0)
+    (x.tanh() + (y * 1).tanh_()).sum().backward()
+    assert (x.grad.tolist(), y.grad.tolist()) == ([1.0], [10.0])
+
+
+def test_use_replaces_the_formula_of_in_place_spellings_too() -> None:
+    x = leaf(1.0)
+    with ops_registry.use({F.leaky_relu: ten_times}):
+        y = F.leaky_relu_(x * 1)
+    y.sum().backward()
+    assert x.grad.tolist() == [10.0]
+
+
+def test_replacing_a_rule_replaces_the_formula_of_in_place_spellings_too(clean_registry: None) -> None:
+    ops_registry.backward(F.leaky_relu, replace=True)(ten_times)
+    x = leaf(1.0)
+    F.leaky_relu_(x * 1).sum().backward()
+    assert x.grad.tolist() == [10.0]
+
+
 def test_no_gradient_for_an_op_with_a_rule_is_an_error() -> None:
     with pytest.raises(ops_registry.DuplicateRuleError, match="tanh"):
         ops_registry.no_gradient(torch.tanh)

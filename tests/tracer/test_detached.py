@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
@@ -171,3 +172,18 @@ def test_shared_memory_of_a_tracked_tensor_and_its_source() -> None:
     with torch.no_grad():
         x.mul_(3)
     assert source.tolist() == [3.0, 3.0]
+
+
+@pytest.mark.parametrize("detach", [torch.detach, torch.ops.aten.detach, torch.ops.aten.detach.default])
+def test_detach_called_as_a_function_cuts_the_history(detach: Any) -> None:
+    y = detach(tracer.tensor([1.0], requires_grad=True) * 2)
+    assert not y.requires_grad and isinstance(y, tracer.Tensor)
+
+
+def test_other_memory_is_not_given_to_a_tensor_with_a_history() -> None:
+    y = tracer.tensor([1.0], requires_grad=True) * 2
+    with pytest.raises(tracer.InPlaceError, match="set_ gives other memory"):
+        y.set_(torch.tensor([5.0]))
+    with torch.no_grad():
+        y.set_(torch.tensor([5.0, 6.0]))
+    assert y.tolist() == [5.0, 6.0]

@@ -177,3 +177,11 @@ def test_a_failed_backward_of_a_shared_graph_fills_no_leaf() -> None:
     with pytest.raises(ZeroDivisionError):
         ((w * 2).sum() + y.sum()).backward()
     assert x.grad.tolist() == [7.0, 7.0] and w.grad.tolist() == [7.0, 7.0]
+
+
+def test_a_recorded_write_into_a_list_of_tensors_raises_and_writes_nothing() -> None:
+    x = tracer.tensor([1.0], requires_grad=True)
+    target = torch.zeros(1)
+    with pytest.raises(tracer.UnsupportedError, match="writes into a list"):
+        torch._foreach_add_([target], [x * 2])
+    assert target.tolist() == [0.0]

@@ -322,10 +322,21 @@ def test_prelu_refuses_a_wrong_number_of_weights() -> None:
         F.prelu(tracer.track(torch.ones(2, 1, 4), True), torch.ones(3))
 
 
-def test_elu_in_place_with_negative_alpha_uses_the_overwritten_values(device: torch.device) -> None:
+@pytest.mark.parametrize(
+    "write",
+    [lambda x: F.elu_(x, alpha=-2.0), lambda x: F.celu_(x, alpha=-2.0), lambda x: F.leaky_relu_(x, -0.5)],
+    ids=["elu", "celu", "leaky_relu"],
+)
+def test_written_in_place_a_negative_slope_is_refused(write: Callable[..., Any], device: torch.device) -> None:
     x = tracer.track(torch.tensor([-1.0, 1.0], dtype=torch.float64, device=device), True)
-    F.elu_(x * 1, alpha=-2.0).sum().backward()
-    assert x.grad.tolist() == pytest.approx([-2 * math.exp(-1), 1.0])
+    with pytest.raises(UnsupportedCallError, match="out of place"):
+        write(x * 1).sum().backward()
+
+
+@pytest.mark.parametrize("write", [F.elu_, F.selu_, F.celu_, F.leaky_relu_])
+def test_written_in_place_it_keeps_the_result_and_no_copy(write: Callable[..., Any], device: torch.device) -> None:
+    written = write(tracer.track(torch.ones(3, device=device), True) * 1)
+    assert [t.data_ptr() for t, _ in written.grad_fn.saved] == [written.data_ptr()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

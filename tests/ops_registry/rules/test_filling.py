@@ -56,8 +56,26 @@ CASES = [
         label="real-into-complex",
     ),
     *(case(name, filled(name, *args), rand(3, 4)) for name, args in RANDOM.items()),
+    # Not the derivative of mean + std z: torch takes what it draws for a constant.
+    case("normal", lambda m, s: torch.normal(m, s) * s, rand(3, 4), rand(4, low=0.1), differences=False),
+    case("normal", lambda m: torch.normal(m, 2.0) * m, rand(3, 4), differences=False, label="number-std"),
+    case("normal", lambda s: torch.normal(1.0, std=s) * s, rand(3, low=0.1), differences=False, label="number-mean"),
+    case("normal", lambda m: torch.normal(mean=m) * m, rand(0, 3), differences=False, label="empty"),
     case("bernoulli", lambda x: torch.bernoulli(x) * x, rand(3, 4, low=0.1, high=0.9), differences=False),
     case("bernoulli", filled("bernoulli_", 0.4), rand(3, 4), label="in-place"),
+    case(
+        "bernoulli",
+        lambda x, p: (x * 2).bernoulli_(p) * x * p,
+        rand(3, 4),
+        rand(3, 4, low=0.1, high=0.9, seed=1),
+        label="tensor",
+        differences=False,
+    ),
+    case("poisson", lambda x: torch.poisson(x) * x, rand(3, 4, low=0.1), differences=False),
+    case("fill_diagonal_", filled("fill_diagonal_", 3.0), rand(3, 4)),
+    case("fill_diagonal_", filled("fill_diagonal_", 3.0, True), rand(7, 2), label="wrap"),
+    case("fill_diagonal_", lambda x: (x * 2).fill_diagonal_(1.0, wrap=True) * x, rand(7, 2), label="keyword"),
+    case("fill_diagonal_", filled("fill_diagonal_", 3.0), rand(2, 2, 2), label="rank-3"),
 ]
 
 
@@ -78,3 +96,11 @@ def test_initialisers_of_torch_write_leaves() -> None:
     torch.nn.init.kaiming_uniform_(x)
     torch.nn.init.constant_(x, 2.0)
     assert x.is_leaf and x.requires_grad and (x == 2).all()
+
+
+def test_a_drawn_number_requires_grad_as_in_torch() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    drawn = torch.normal(x, 1.0)
+    assert drawn.requires_grad
+    drawn.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0.0, 0.0]

@@ -79,6 +79,8 @@ CASES = [
     case("narrow", lambda x: x.narrow(0, torch.tensor(1, device=x.device), 2) ** 2, rand(3, 4), label="tensor-start"),
     case("narrow", lambda x: x.narrow(0, 3, 0) ** 2, rand(3, 4), label="of-nothing"),
     case("narrow_copy", lambda x: x.narrow_copy(1, -3, 2) ** 2, rand(3, 4)),
+    case("select", lambda x: torch.select_copy(x, 1, -1) ** 2, rand(3, 4), label="copy"),
+    case("slice", lambda x: torch.slice_copy(x, 1, 1, 4, 2) ** 2, rand(3, 4), label="copy"),
     case("slice", lambda x: torch.ops.aten.slice(x, 1, -3, 100, 2) ** 2, rand(3, 4)),
     case("slice", lambda x: torch.ops.aten.slice.Tensor(x) ** 2, rand(3, 4), label="defaults"),
     case("select_scatter", lambda x, s: x.select_scatter(s, 1, -1) ** 2, rand(3, 4), rand(3)),

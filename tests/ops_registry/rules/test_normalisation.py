@@ -101,6 +101,13 @@ CASES = [
         rand(6),
     ),
     case("rms_norm", lambda x, w: torch.rms_norm(x, (4, 3), w, 0.1), rand(2, 4, 3), rand(4, 3)),
+    case("_fused_rms_norm", lambda x, w: torch._fused_rms_norm(x, (4, 3), w, 0.1)[0], rand(2, 4, 3), rand(4, 3)),
+    case(
+        "_fused_rms_norm",
+        lambda x: torch._fused_rms_norm(x, (3,), None, None),
+        rand(2, 4, 3),
+        label="both-results",
+    ),
     case("rms_norm", lambda x: F.rms_norm(x, (3,)), rand(2, 4, 3), label="plain"),
     case("rms_norm", lambda x, w: F.rms_norm(x, (3,), w), rand(0, 3), rand(3), label="empty"),
     case(
@@ -241,3 +248,9 @@ def test_two_numbers_a_row_and_the_input_are_kept(device: torch.device) -> None:
 def test_group_norm_of_channels_that_do_not_divide_raises_what_torch_raises(device: torch.device) -> None:
     with pytest.raises(RuntimeError, match="divisible by num_groups"):
         torch.group_norm(tracer.track(rand(2, 5, 3)(device), True), 2)
+
+
+def test_the_statistics_that_native_norms_return_are_constants(device: torch.device) -> None:
+    x = tracer.track(rand(4, 3)(device), True)
+    out, mean, rstd = torch.native_layer_norm(x, [3], None, None, EPS)
+    assert out.requires_grad and not mean.requires_grad and not rstd.requires_grad

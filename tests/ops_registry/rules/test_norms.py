@@ -151,6 +151,13 @@ CASES = [
     ),
     case("cdist", torch.cdist, rand(30, 2), rand(26, 2, seed=1), label="many"),
     case(
+        "_cdist_forward",
+        lambda a, b: aten._cdist_forward(a, b, 3.0, None),
+        rand(3, 2),
+        rand(4, 2, seed=1),
+        second="differences",
+    ),
+    case(
         "cdist",
         lambda a, b: torch.cdist(a, b, compute_mode="use_mm_for_euclid_dist"),
         rand(3, 2),
@@ -167,6 +174,15 @@ CASES = [
     ),
     case("cdist", torch.cdist, rand(0, 2), rand(4, 2, seed=1), label="empty", second="differences"),
     case("cdist", torch.cdist, rand(3, 0), rand(4, 0, seed=1), label="no-coordinates", second="differences"),
+    *(
+        case("pdist", lambda x, p=p: torch.pdist(x, p), rand(4, 3), label=f"order-{p}", second="differences")
+        for p in (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF)
+    ),
+    case("pdist", lambda x: torch.nn.functional.pdist(x.t()), rand(3, 4), label="transposed", second="differences"),
+    case("pdist", torch.pdist, rand(2, 3), label="one-pair", second="differences"),
+    case("pdist", torch.pdist, rand(1, 3), label="one-point", second="differences"),
+    case("pdist", torch.pdist, rand(3, 0), label="no-coordinates", second="differences"),
+    case("_pdist_forward", lambda x: aten._pdist_forward(x, 1.5), rand(4, 3), second="differences"),
     *(
         case("norm_except_dim", lambda x, d=d: torch.norm_except_dim(x, 2, d), rand(3, 4, 2), label=f"dim-{d}")
         for d in (-1, 0, 1, 2)
@@ -256,6 +272,26 @@ def test_second_derivative_of_cdist_equals_that_of_norms_of_differences(order: f
     )
     for x, y in zip(ours, theirs, strict=True):
         torch.testing.assert_close(torch.zeros_like(y) if x is None else x, y)
+
+
+@pytest.mark.parametrize("order", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, INF])
+def test_pdist_of_equal_points_and_equal_coordinates_has_torchs_gradient(order: float, device: torch.device) -> None:
+    points = [[0.0, 1.0], [0.0, 1.0], [2.0, 1.0], [3.0, -5.0], [5.0, -3.0]]
+    for create_graph in (False, True):
+        x = tracked(points, device)
+        native = torch.tensor(points, dtype=torch.float64, device=device, requires_grad=True)
+        weights = cotangents([torch.pdist(native)])[0]
+        (ours,) = torch.autograd.grad(torch.pdist(x, order), x, weights, create_graph=create_graph)
+        (theirs,) = torch.autograd.grad(torch.pdist(native, order), native, weights)
+        torch.testing.assert_close(plain(ours), theirs)
+
+
+@pytest.mark.parametrize("order", [1.0, 1.5, 2.0, 3.0, INF])
+def test_second_derivative_of_pdist_of_equal_points_is_finite(order: float, device: torch.device) -> None:
+    x = tracked([[0.0, 1.0], [0.0, 1.0], [2.0, 1.5]], device)
+    (first,) = torch.autograd.grad(torch.pdist(x, order).sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), x)
+    assert plain(second).isfinite().all()
 
 
 def test_second_derivative_of_cdist_with_itself_is_finite(device: torch.device) -> None:

@@ -103,6 +103,12 @@ def test_heaviside_passes_its_value_at_zero_alone(device: torch.device) -> None:
     assert_values(value, [0.0, 1.0, 0.0])
 
 
+def test_nextafter_lets_nothing_through_where_both_are_equal(device: torch.device) -> None:
+    x, other = first(torch.nextafter, [1.0, 1.0, 1.0, 0.0], [0.0, 1.0, 2.0, -0.0], device=device)
+    assert_values(x, [1.0, 0.0, 1.0, 0.0])
+    assert_values(other, [0.0, 0.0, 0.0, 0.0])
+
+
 def test_what_was_not_a_number_lets_nothing_through(device: torch.device) -> None:
     assert_values(first(torch.nan_to_num, [NAN, INF, -INF, 1.0], device=device)[0], [0.0, 0.0, 0.0, 1.0])
 

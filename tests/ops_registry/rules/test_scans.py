@@ -161,6 +161,17 @@ def test_logcumsumexp_lets_nothing_flow_where_it_is_still_minus_infinity(device:
     torch.testing.assert_close(plain(x.grad), torch.tensor([0.0, 0.0, 1.5, 0.5], dtype=torch.float64, device=device))
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_logcumsumexp_of_large_numbers_in_low_precision_loses_no_more_than_one_rounding(
+    dtype: torch.dtype, device: torch.device
+) -> None:
+    """Of 10000 + log 2, bfloat16 keeps nothing of log 2: torch 2.13 answers 1 for each."""
+    x = tracer.track(torch.full((3,), 10000.0, dtype=dtype, device=device), True)
+    x.logcumsumexp(0).sum().backward()
+    expected = torch.tensor([11 / 6, 5 / 6, 1 / 3], device=device)
+    torch.testing.assert_close(plain(x.grad).float(), expected, rtol=2e-3 if dtype == torch.float16 else 8e-3, atol=0)
+
+
 def test_logcumsumexp_is_finite_for_cotangents_of_either_sign(device: torch.device) -> None:
     x = tracked([0.0, 0.0], device)
     x.logcumsumexp(0).backward(torch.tensor([-1.0, 0.0], dtype=torch.float64, device=device))

@@ -1,0 +1,208 @@
+"""``python -m ops_registry.check_rules``: ``check_rule`` for every registered rule.
+
+Arguments are drawn from the op's signature and taken from the calls that the samples of torch's operator database lead to, forward and
+backward, so that kernels are met with the arguments they really get; the rest comes from the table in ``rule_makers``. The exit status
+is 1 when a rule is wrong that ``KNOWN`` does not name.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import re
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+
+from ops_registry import registry
+from ops_registry.errors import RuleCheckError
+from ops_registry.rule_check import DTYPES, check_samples
+from ops_registry.rule_makers import made
+from ops_registry.rule_run import Options
+from ops_registry.rule_samples import Harvest, Sample, database
+
+#: Rules that fail for a reason that is known, and the kind of mistake that they are taken for.
+KNOWN: dict[str, tuple[str, str]] = {}
+
+#: Rules whose op gives what happens to lie in memory.
+UNDEFINED = ("empty_like", "new_empty", "new_empty_strided")
+
+#: Sent to each worker at once.
+CHUNK = 8
+
+
+@dataclass
+class Outcome:
+    """What came of one rule."""
+
+    rule: str
+    kind: str
+    #: ``"right"``, ``"wrong"``, ``"unchecked"`` (no arguments could be found).
+    status: str
+    examples: dict[str, int] = field(default_factory=dict)
+    against_torch: int = 0
+    against_differences: int = 0
+    orders: dict[int, int] = field(default_factory=dict)
+    dtypes: dict[str, int] = field(default_factory=dict)
+    spellings: int = 0
+    corners: int = 0
+    torch_wrong: int = 0
+    doubtful: int = 0
+    unsupported: dict[str, int] = field(default_factory=dict)
+    mistake: str = ""
+    message: str = ""
+    seconds: float = 0.0
+
+
+def kind_of(rule: registry.Rule) -> str:
+    """As ``rules()`` says it."""
+    return "no gradient" if rule.no_gradient else "decomposition" if rule.body is not None else "rule"
+
+
+def run(name: str, samples: Sequence[Sample], max_examples: int) -> Outcome:
+    """Check one rule."""
+    rule = registry._RULES[name]
+    began = time.perf_counter()
+    try:
+        report = check_samples(rule, samples, Options(DTYPES), max_examples)
+    except RuleCheckError as error:
+        return Outcome(
+            name, kind_of(rule), "wrong", mistake=error.kind, message=str(error), seconds=time.perf_counter() - began
+        )
+    return Outcome(
+        name,
+        kind_of(rule),
+        "right" if report.examples else "unchecked",
+        dict(report.examples),
+        report.against_torch,
+        report.against_differences,
+        dict(report.orders),
+        dict(report.dtypes),
+        len(report.spellings),
+        report.corners,
+        report.torch_wrong,
+        report.doubtful,
+        dict(report.unsupported),
+        seconds=report.seconds,
+    )
+
+
+_harvested: dict[str, list[Sample]] = {}
+
+
+def _start(path: str) -> None:
+    """What a worker process does first."""
+    import tracer  # noqa: F401  (loaded before anyone looks at the clock)
+
+    torch.set_num_threads(1)
+    _harvested.update(torch.load(path, weights_only=False))
+
+
+def _work(job: tuple[str, int]) -> Outcome:
+    name, max_examples = job
+    return run(name, _harvested.get(name, ()), max_examples)
+
+
+def sweep(names: Sequence[str], harvested: dict[str, list[Sample]], max_examples: int, jobs: int) -> Iterator[Outcome]:
+    """The outcomes, as they come."""
+    if jobs <= 1:
+        for name in names:
+            yield run(name, harvested.get(name, ()), max_examples)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "samples.pt")
+        torch.save(harvested, path)
+        context = multiprocessing.get_context("spawn")
+        with context.Pool(jobs, _start, (path,)) as pool:
+            yield from pool.imap_unordered(_work, [(n, max_examples) for n in names], CHUNK)
+
+
+def harvest(names: Sequence[str], per_rule: int) -> dict[str, list[Sample]]:
+    """Calls of these rules by the samples of torch's operator database, with what ``rule_makers`` has."""
+    found = Harvest(per_rule, names).run(database(), 12).samples if per_rule else {}
+    for name in names:
+        found.setdefault(name, []).extend(Sample(values, "table") for values in made(name))
+    return found
+
+
+def report(outcomes: Sequence[Outcome], seconds: float) -> str:
+    """Counts, and everything that is not right."""
+    lines = []
+    for kind in ("rule", "decomposition", "no gradient"):
+        of = [o for o in outcomes if o.kind == kind]
+        status = Counter(o.status for o in of)
+        source = Counter(" and ".join(sorted(o.examples)) for o in of if o.examples)
+        lines.append(
+            f"{kind}: {len(of)}, {status['right']} right, {status['wrong']} wrong, {status['unchecked']} unchecked; arguments: "
+            + (", ".join(f"{n} {s}" for s, n in source.most_common()) or "none")
+        )
+    examples: Counter[str] = Counter()
+    for outcome in outcomes:
+        examples.update(outcome.examples)
+    lines.append(
+        f"{examples.total()} examples ({', '.join(f'{n} {s}' for s, n in examples.items())}), compared "
+        f"{sum(o.against_torch for o in outcomes)} times with torch and {sum(o.against_differences for o in outcomes)} times with "
+        f"differences, to second order in {sum(2 in o.orders for o in outcomes)} rules; {seconds:.0f} s"
+    )
+    for o in sorted(outcomes, key=lambda o: o.rule):
+        if o.status == "wrong":
+            known = f" (known: {KNOWN[o.rule][1]})" if _known(o) else ""
+            lines += ["", f"{o.rule}{known}", *(f"  {line}" for line in o.message.splitlines())]
+    for title, rows in (
+        ("Torch differs, and differences are on the rule's side:", [(o.rule, o.torch_wrong) for o in outcomes]),
+        ("Differences disagree, and torch is on the rule's side:", [(o.rule, o.doubtful) for o in outcomes]),
+        ("Unchecked:", [(o.rule, int(o.status == "unchecked")) for o in outcomes]),
+    ):
+        named = sorted((rule, count) for rule, count in rows if count)
+        if named:
+            lines += ["", title, "  " + ", ".join(f"{r} {n}" if n > 1 else r for r, n in named)]
+    refusals = [(o.rule, text) for o in outcomes for text in o.unsupported]
+    if refusals:
+        lines += ["", "Calls that rules refuse:", *(f"  {rule}: {text}" for rule, text in sorted(refusals))]
+    return "\n".join(lines)
+
+
+def _known(outcome: Outcome) -> bool:
+    return outcome.rule in KNOWN and outcome.mistake == KNOWN[outcome.rule][0]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; what it returns is the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m ops_registry.check_rules", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("--rules", metavar="REGEX", type=re.compile, help="only rules whose name it finds a match in")
+    parser.add_argument("--examples", type=int, default=12, metavar="N", help="derived arguments a rule (default: 12)")
+    parser.add_argument("--samples", type=int, default=8, metavar="N", help="calls of the database a rule (default: 8)")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="worker processes (default: 1, none)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
+    options = parser.parse_args(arguments)
+    began = time.perf_counter()
+    names = [n for n in sorted(registry._RULES) if options.rules is None or options.rules.search(n)]
+    names = [n for n in names if n not in UNDEFINED]
+    if not names:
+        print("No rule has such a name.", file=sys.stderr)
+        return 2
+    torch.set_num_threads(1)
+    outcomes = []
+    for outcome in sweep(names, harvest(names, options.samples), options.examples, options.jobs):
+        outcomes.append(outcome)
+        text = f"[{len(outcomes)}/{len(names)}] {outcome.rule}: {outcome.status}, {sum(outcome.examples.values())} examples"
+        print(f"{text}, {outcome.seconds:.1f} s", file=sys.stderr, flush=True)
+    seconds = time.perf_counter() - began
+    print(report(outcomes, seconds))
+    if options.json is not None:
+        written = {"torch": torch.__version__, "seconds": seconds, "rules": [asdict(o) for o in outcomes]}
+        options.json.write_text(json.dumps(written, indent=1) + "\n")
+    return int(any(o.status == "wrong" and not _known(o) for o in outcomes))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Bessel functions and Hermite polynomials, of which torch takes no derivative: its results do not even require grad.
+
+Each function of order 1 is, up to its sign, the slope of that of order 0; its own slope is given by the recurrence of the family. The
+modified ones of the first kind are those of ``special.py``.
+"""
+
+import math
+
+import torch
+import torch.special as S
+
+from ops_registry.registry import backward
+from ops_registry.rules.trigonometric import sinc
+
+
+@backward(S.bessel_j0)
+def bessel_j0(grad, input):
+    return -(grad * S.bessel_j1(input))
+
+
+@backward(S.bessel_j1)
+def bessel_j1(grad, input, result):
+    zero = input == 0
+    return grad * torch.where(zero, 0.5, S.bessel_j0(input) - result / torch.where(zero, 1, input))
+
+
+@backward(S.bessel_y0)
+def bessel_y0(grad, input):
+    return -(grad * S.bessel_y1(input))
+
+
+@backward(S.bessel_y1)
+def bessel_y1(grad, input, result):
+    slope = S.bessel_y0(input) - result / input
+    return grad * torch.where(input == 0, torch.inf, slope)
+
+
+@backward(S.modified_bessel_k0)
+def modified_bessel_k0(grad, input):
+    return -(grad * S.modified_bessel_k1(input))
+
+
+@backward(S.modified_bessel_k1)
+def modified_bessel_k1(grad, input, result):
+    return -(grad * (S.modified_bessel_k0(input) + result / input))
+
+
+# Scaled: e^x K(x)
+
+
+@backward(S.scaled_modified_bessel_k0)
+def scaled_modified_bessel_k0(grad, x, result):
+    return grad * torch.where(x == 0, -torch.inf, result - S.scaled_modified_bessel_k1(x))
+
+
+@backward(S.scaled_modified_bessel_k1)
+def scaled_modified_bessel_k1(grad, x, result):
+    return grad * (result * (1 - 1 / x) - S.scaled_modified_bessel_k0(x))
+
+
+@backward(S.spherical_bessel_j0)
+def spherical_bessel_j0(grad, x):
+    return sinc(grad, x / math.pi) / math.pi  # sin(x) / x
+
+
+# The slope of a Hermite polynomial is a multiple of the one before.
+
+
+@backward(S.hermite_polynomial_h, wrt="x")
+def hermite_polynomial_h(grad, x, n):
+    return grad * (S.hermite_polynomial_h(x, n - 1) * (2 * degree(n)))
+
+
+@backward(S.hermite_polynomial_he, wrt="x")
+def hermite_polynomial_he(grad, x, n):
+    return grad * (S.hermite_polynomial_he(x, n - 1) * degree(n))
+
+
+@backward(S.hermite_polynomial_h, wrt="n")
+@backward(S.hermite_polynomial_he, wrt="n")
+def hermite_degree(grad):
+    return None
+
+
+def degree(n):
+    """The degree as torch reads it: cut off to a whole number, no polynomial below 0."""
+    return n.trunc().clamp_min(0) if isinstance(n, torch.Tensor) else max(0, math.trunc(n))
