@@ -227,7 +227,8 @@ def stft(input, n_fft, hop_length, win_length, window, normalized, onesided, ret
     require(0 < n_fft <= length, f"stft: n_fft={n_fft} is not from 1 to the length of the signal, {length}")
     require(hop_length > 0, f"stft: hop_length={hop_length} is not positive")
     require(real or not onesided, "stft: a complex signal or window needs the whole spectrum (onesided=False)")
-    window = full_window("stft", window, win_length, n_fft, input)
+    whole = window is None and win_length == n_fft
+    window = None if whole else full_window("stft", window, win_length, n_fft, input)
     if align_to_window:  # the first window begins where the signal does, not the frame around it
         margin = (n_fft - win_length) // 2
         count = 1 + (length - win_length) // hop_length
@@ -236,7 +237,7 @@ def stft(input, n_fft, hop_length, win_length, window, normalized, onesided, ret
         require(fits, f"stft: with win_length={win_length} and n_fft={n_fft} the last frame ends beyond the signal")
     frames = input.unfold(-1, n_fft, hop_length)
     transform = torch.fft.rfft if onesided else torch.fft.fft
-    spectra = transform(frames * window, None, -1, "ortho" if normalized else None).transpose(-1, -2)
+    spectra = transform(frames if whole else frames * window, None, -1, "ortho" if normalized else None).transpose(-1, -2)
     return torch.view_as_real(spectra) if return_complex is False else spectra
 
 

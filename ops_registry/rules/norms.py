@@ -111,9 +111,14 @@ def nuclear_norm_overload(input, dim=False, **named):
     return aten.nuclear_norm.default if isinstance(dim, bool) else aten.nuclear_norm.dim
 
 
-@decomposition(torch.dist)
-def dist(input, other, p):
-    return torch.linalg.vector_norm(input - other, p)
+@backward(torch.dist, wrt="input")
+def dist_input(grad, input, other, result, p):
+    return linalg_vector_norm(grad, input - other, None, result, p, None, False)
+
+
+@backward(torch.dist, wrt="other")
+def dist_other(grad, input, other, result, p):
+    return linalg_vector_norm(grad, other - input, None, result, p, None, False)
 
 
 @backward(torch.renorm)
