@@ -199,7 +199,8 @@ def first_difference(ours: Derivatives, theirs: Derivatives, tolerance: Toleranc
 def how_far(ours: torch.Tensor, theirs: torch.Tensor) -> tuple[str, float]:
     """The largest difference and where it is; and its size relative to the largest element."""
     ours, theirs = ours.to_dense(), theirs.to_dense()
-    error = (ours.to(torch.complex128) - theirs.to(torch.complex128)).abs().nan_to_num(0)
+    error = (ours.to(torch.complex128) - theirs.to(torch.complex128)).abs()
+    error = torch.where(ours.isnan() & theirs.isnan(), 0, error.nan_to_num(torch.inf, torch.inf))
     place = tuple(int(i) for i in torch.unravel_index(error.argmax(), error.shape))
     scale = float(theirs.to(torch.complex128).abs().nan_to_num(0, 0, 0).max())
     text = f"{ours[place].item():.10g} in place of {theirs[place].item():.10g} at {list(place)}"

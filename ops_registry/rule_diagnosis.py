@@ -138,7 +138,7 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-9) -> bool:
 
 # ---------------------------------------------------------------------------------------------- looking closer
 def mistake_at(bound: Bound, wanted: Sequence[int], position: int, order: int) -> Mistake | None:
-    """What the Jacobians with respect to one leaf look like; None where none is wrong."""
+    """What the Jacobians with respect to one leaf look like; None where none is wrong, unknown where they are too large to tell."""
     values = [twin(v).contiguous() if isinstance(v, torch.Tensor) else v for v in bound.leaves]
 
     def outputs_of(leaves: list[Any]) -> list[torch.Tensor]:
@@ -154,7 +154,7 @@ def mistake_at(bound: Bound, wanted: Sequence[int], position: int, order: int) -
     leaves = leaves_of(values, wanted, tracked_leaf)
     outputs = outputs_of(leaves)
     if sum(o.numel() for o in outputs) * leaves[position].numel() > LARGEST_JACOBIAN:
-        return None
+        return UNKNOWN
 
     def numerical(of: int) -> Any:
         moved = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]

@@ -1,4 +1,4 @@
-"""Every Python block of the README runs."""
+"""Every Python block of the README and of the pages in ``docs/`` runs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,25 @@ from pathlib import Path
 
 import pytest
 
-README = Path(__file__).parent.parent / "README.md"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", README.read_text(), re.DOTALL | re.MULTILINE)
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks(page: Path) -> list[str]:
+    """The blocks of a page, each with as many empty lines before it as put its lines where they are in the page."""
+    text = page.read_text()
+    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in found]
 
 
 def test_the_readme_has_code() -> None:
-    assert len(BLOCKS) >= 5
+    assert len(blocks(PAGES[0])) >= 5
 
 
-@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.splitlines()[0][:40])
-def test_readme_block_runs(block: str, clean_registry: None, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(block, str(README), "exec"), {"__name__": "readme"})
+@pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
+def test_the_code_of_a_page_runs_from_top_to_bottom(
+    page: Path, clean_registry: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = {"__name__": "page"}
+    for block in blocks(page):
+        exec(compile(block, str(page), "exec"), names)

@@ -66,5 +66,6 @@ def complex_imag(grad):
 
 @backward(torch.polar, wrt=("abs", "angle"))
 def polar(grad, abs, angle, needs):
-    turned = grad * conjugate(torch.polar(torch.ones_like(angle), angle))
-    return turned.real if needs[0] else None, turned.imag * abs if needs[1] else None
+    cos, sin = angle.cos(), angle.sin()
+    along = grad.real * cos + grad.imag * sin if needs[0] else None
+    return along, (grad.imag * cos - grad.real * sin) * abs if needs[1] else None

@@ -19,17 +19,20 @@ def cofactors(matrix):
     """
     if has_torch_function((matrix,)):
         return handle_torch_function(cofactors, (matrix,), matrix)
-    if matrix.numel() == 0:
-        return torch.zeros_like(matrix)
-    LU, pivots, _ = torch.linalg.lu_factor_ex(matrix)
+    return cofactors_of(*torch.linalg.lu_factor_ex(matrix)[:2])
+
+
+def cofactors_of(LU, pivots):
+    """``cofactors`` of the matrix with these factors."""
+    if LU.numel() == 0:
+        return torch.zeros_like(LU)
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
     largest = LU.abs().amax((-2, -1)).unsqueeze(-1)
     rounding = torch.finfo(LU.dtype).eps * torch.where(largest > 0, largest, 1)
     moved = torch.where(diagonal == 0, rounding.to(LU.dtype), diagonal)
     swaps = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)).sum(-1)
     det = moved.prod(-1) * (1 - 2 * (swaps % 2))
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    scaled = conj(det)[..., None, None] * identity
+    scaled = conj(det)[..., None, None] * torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
     return torch.linalg.lu_solve(LU + torch.diag_embed(moved - diagonal), pivots, scaled, adjoint=True)
 
 
@@ -95,20 +98,35 @@ def products_without_two(values):
     return torch.where(identity, 0, before * after)
 
 
-@backward(torch.det, wrt="input")
-def det(grad, input):
-    return grad[..., None, None] * cofactors(input)
+def column_major(matrix):
+    """``matrix`` laid out column by column; of one laid out by rows, torch factorises the transpose instead."""
+    return matrix.mT.contiguous().mT
 
 
-@backward(torch.linalg.det, wrt="A")
-def linalg_det(grad, A):
-    return grad[..., None, None] * cofactors(A)
+def forward_det(matrix):
+    result, LU, pivots = torch._linalg_det(column_major(matrix))
+    return result, {"LU": LU, "pivots": pivots}
+
+
+def _det(grad, matrix, LU, pivots):
+    # The factors are constants: of no use where backward is recorded.
+    return grad[..., None, None] * (cofactors(matrix) if torch.is_grad_enabled() else cofactors_of(LU, pivots))
+
+
+@backward(torch.det, wrt="input", forward=forward_det)
+def det(grad, input, LU, pivots):
+    return _det(grad, input, LU, pivots)
+
+
+@backward(torch.linalg.det, wrt="A", forward=forward_det)
+def linalg_det(grad, A, LU, pivots):
+    return _det(grad, A, LU, pivots)
 
 
 # d log det A = tr(A⁻¹ dA): its real part moves logabsdet, its imaginary part turns the sign
 
 
-def _slogdet(grad, matrix, sign):
+def _slogdet(grad, matrix, sign, LU, pivots):
     grad_sign, grad_logabsdet = grad
     if grad_sign is not None and sign.is_complex():
         turn = -1j * (conj(grad_sign) * sign).imag
@@ -117,18 +135,25 @@ def _slogdet(grad, matrix, sign):
         factor = grad_logabsdet
     else:
         return None
-    identity = torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    return torch.linalg.solve_ex(matrix.mH, factor[..., None, None] * identity)[0]
+    scaled = factor[..., None, None] * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
+    if torch.is_grad_enabled():  # the factors are constants
+        return torch.linalg.solve_ex(matrix.mH, scaled)[0]
+    return torch.linalg.lu_solve(LU, pivots, scaled, adjoint=True)
 
 
-@backward(torch.slogdet, wrt="input")
-def slogdet(grad, input, sign):
-    return _slogdet(grad, input, sign)
+def forward_slogdet(matrix, names=torch.return_types.linalg_slogdet):
+    *results, LU, pivots = torch._linalg_slogdet(column_major(matrix))
+    return names(results), {"LU": LU, "pivots": pivots}
 
 
-@backward(torch.linalg.slogdet, wrt="A")
-def linalg_slogdet(grad, A, sign):
-    return _slogdet(grad, A, sign)
+@backward(torch.slogdet, wrt="input", forward=lambda matrix: forward_slogdet(matrix, torch.return_types.slogdet))
+def slogdet(grad, input, sign, LU, pivots):
+    return _slogdet(grad, input, sign, LU, pivots)
+
+
+@backward(torch.linalg.slogdet, wrt="A", forward=forward_slogdet)
+def linalg_slogdet(grad, A, sign, LU, pivots):
+    return _slogdet(grad, A, sign, LU, pivots)
 
 
 @decomposition(torch.logdet)

@@ -48,33 +48,27 @@ def log1p(grad, input):
 # logaddexp: log(e^a + e^b), so d/da = e^a / (e^a + e^b) = sigmoid(a - b)
 
 
-@backward(torch.logaddexp, wrt="input")
-def logaddexp_input(grad, input, other):
-    return grad * conj(torch.sigmoid(_lead(input, other)))
-
-
-@backward(torch.logaddexp, wrt="other")
-def logaddexp_other(grad, input, other):
-    return grad * conj(torch.sigmoid(_lead(other, input)))
+@backward(torch.logaddexp, wrt=("input", "other"))
+def logaddexp(grad, input, other, needs):
+    lead, trail = _leads(input, other)
+    return grad * conj(lead.sigmoid()) if needs[0] else None, grad * conj(trail.sigmoid()) if needs[1] else None
 
 
 # logaddexp2: log2(2^a + 2^b), so d/da = 2^a / (2^a + 2^b)
 
 
-@backward(torch.logaddexp2, wrt="input")
-def logaddexp2_input(grad, input, other):
-    return grad * torch.sigmoid(_lead(input, other) * LN2)
+@backward(torch.logaddexp2, wrt=("input", "other"))
+def logaddexp2(grad, input, other, needs):
+    lead, trail = _leads(input, other)
+    own = grad * torch.sigmoid(lead * LN2) if needs[0] else None
+    return own, grad * torch.sigmoid(trail * LN2) if needs[1] else None
 
 
-@backward(torch.logaddexp2, wrt="other")
-def logaddexp2_other(grad, input, other):
-    return grad * torch.sigmoid(_lead(other, input) * LN2)
-
-
-def _lead(one, two):
-    """``one - two``; where both are -inf, -inf: neither has a share in a sum of nothing."""
+def _leads(one, two):
+    """How far each is ahead of the other; where both are -inf, -inf: neither has a share in a sum of nothing."""
+    difference = one - two
     nothing = (one == -math.inf) & (two == -math.inf)
-    return torch.where(nothing, -math.inf, one - two)
+    return torch.where(nothing, -math.inf, difference), torch.where(nothing, -math.inf, -difference)
 
 
 # xlogy: x log y, 0 where x is 0

@@ -237,7 +237,9 @@ def stft(input, n_fft, hop_length, win_length, window, normalized, onesided, ret
         require(fits, f"stft: with win_length={win_length} and n_fft={n_fft} the last frame ends beyond the signal")
     frames = input.unfold(-1, n_fft, hop_length)
     transform = torch.fft.rfft if onesided else torch.fft.fft
-    spectra = transform(frames if whole else frames * window, None, -1, "ortho" if normalized else None).transpose(-1, -2)
+    spectra = transform(frames if whole else frames * window, None, -1, "ortho" if normalized else None).transpose(
+        -1, -2
+    )
     return torch.view_as_real(spectra) if return_complex is False else spectra
 
 

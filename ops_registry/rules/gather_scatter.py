@@ -237,7 +237,10 @@ def unsafe_masked_index_put_accumulate_values(grad, mask, indices):
 
 @backward(torch.take)
 def take(grad, input_shape, index):
-    return grad.new_zeros(input_shape).put(index, grad, accumulate=True)
+    zeros = grad.new_zeros(input_shape)
+    if torch.is_grad_enabled():
+        return zeros.put(index, grad, accumulate=True)
+    return zeros.put_(index, grad, accumulate=True)
 
 
 @backward(torch.put, wrt="input")

@@ -4,7 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_slices
+from ops_registry.rules.helpers import add_at, add_slices
 
 # Joining: each tensor's gradient is the part of the whole that it filled.
 
@@ -178,7 +178,7 @@ def cartesian_prod(tensors):
 def combinations(grad, input_shape, r, with_replacement):
     places = torch.arange(input_shape[0], device=grad.device)
     chosen = torch.combinations(places, r, with_replacement)
-    return add_slices(grad.reshape(-1), chosen.reshape(-1), input_shape, 0)
+    return add_at(grad.reshape(-1), chosen.reshape(-1), input_shape, 0)
 
 
 # vander: the derivative of x^n is n x^(n-1).

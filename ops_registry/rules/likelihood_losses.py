@@ -171,8 +171,8 @@ def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, re
     grad = share(grad, reduction, target.shape)
     if pos_weight is None:
         return weighted(input.sigmoid() - target, weight) * grad
-    positive = pos_weight * target
-    return weighted((1 - target + positive) * input.sigmoid() - positive, weight) * grad
+    counted = torch.addcmul(torch.ones_like(pos_weight), pos_weight - 1, target)  # q t + 1 - t
+    return weighted(torch.addcmul(counted * input.sigmoid(), pos_weight, target, value=-1), weight) * grad
 
 
 @backward(torch.binary_cross_entropy_with_logits, wrt="target")

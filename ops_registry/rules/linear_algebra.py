@@ -28,10 +28,12 @@ def inv_ex(grad, inverse):
 
 
 def pinv_backward(grad, A, P):
+    if A.shape[-2] < A.shape[-1]:  # the order of the products below suits a tall A; (Aᴴ)⁺ = Pᴴ
+        return pinv_backward(grad.mH, A.mH, P.mH).mH
     adjoint, P_adjoint = grad.mH, P.mH
     beyond_columns = adjoint - A @ (P @ adjoint)
-    beyond_rows = adjoint - (adjoint @ P) @ A
-    return beyond_columns @ P @ P_adjoint + P_adjoint @ P @ beyond_rows - P_adjoint @ grad @ P_adjoint
+    beyond_rows = adjoint - adjoint @ (P @ A)
+    return beyond_columns @ (P @ P_adjoint) + P_adjoint @ (P @ beyond_rows - grad @ P_adjoint)
 
 
 @backward(torch.linalg.pinv, wrt="input")
@@ -92,15 +94,38 @@ def of_system(needs, grad, A, X, left, solve):
     return grad_A, grad_B if needs[1] else None
 
 
-@backward(torch.linalg.solve, wrt=("A", "B"))
-def solve(grad, needs, A, left, result):
-    return of_system(needs, grad, A, result, left, lambda g: torch.linalg.solve(A.mH, g, left=left))
+def adjoint_solver(A, LU, pivots, left):
+    """Solves Aᴴ X = B for X, or X Aᴴ = B, by the known factors of A; anew where backward is recorded, as they are constants."""
+
+    def solve(B):
+        if torch.is_grad_enabled():
+            return torch.linalg.solve_ex(A.mH, B, left=left)[0]
+        if B.shape == A.shape[:-1]:  # one right-hand side for each matrix, a vector
+            return torch.linalg.lu_solve(LU, pivots, B.unsqueeze(-1), adjoint=True).squeeze(-1)
+        return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=True)
+
+    return solve
 
 
-@backward(torch.linalg.solve_ex, wrt=("A", "B"))
-def solve_ex(grad, needs, A, B, left):
-    X = torch.linalg.solve_ex(A, B, left=left)[0] if needs[0] else B
-    return of_system(needs, grad, A, X, left, lambda g: torch.linalg.solve_ex(A.mH, g, left=left)[0])
+def forward_solve(A, B, left):
+    result, LU, pivots, info = torch._linalg_solve_ex(A, B, left=left)
+    torch._linalg_check_errors(info, "torch.linalg.solve", is_matrix=A.dim() == 2)
+    return result, {"LU": LU, "pivots": pivots}
+
+
+@backward(torch.linalg.solve, wrt=("A", "B"), forward=forward_solve)
+def solve(grad, needs, A, left, result, LU, pivots):
+    return of_system(needs, grad, A, result, left, adjoint_solver(A, LU, pivots, left))
+
+
+def forward_solve_ex(A, B, left, check_errors):
+    result, LU, pivots, info = torch._linalg_solve_ex(A, B, left=left, check_errors=check_errors)
+    return torch.return_types.linalg_solve_ex((result, info)), {"LU": LU, "pivots": pivots}
+
+
+@backward(torch.linalg.solve_ex, wrt=("A", "B"), forward=forward_solve_ex)
+def solve_ex(grad, needs, A, left, result, LU, pivots):
+    return of_system(needs, grad, A, result, left, adjoint_solver(A, LU, pivots, left))
 
 
 def triangle(matrix, upper, unitriangular=False):

@@ -3,6 +3,7 @@
 import torch
 
 from ops_registry.registry import backward
+from ops_registry.rules.helpers import add_slices
 
 aten = torch.ops.aten
 
@@ -42,7 +43,7 @@ def _wrapped(grad, shape, pad):
         left = shape[dim] - skipped - max(-after, 0)
         origin = torch.arange(-max(before, 0), left + max(after, 0), device=grad.device) % left + skipped
         sizes[dim] = shape[dim]
-        grad = grad.new_zeros(sizes).index_add(dim, origin, grad)
+        grad = add_slices(grad, origin, sizes, dim)
     return grad
 
 

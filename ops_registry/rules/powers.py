@@ -86,14 +86,13 @@ def _wide(value, like):
 
 @backward(torch.hypot, wrt="input")
 def hypot_input(grad, input, result):
-    return grad * _share(input, result)
+    return grad * (input / _radius(result))
 
 
 @backward(torch.hypot, wrt="other")
 def hypot_other(grad, other, result):
-    return grad * _share(other, result)
+    return grad * (other / _radius(result))
 
 
-def _share(side, result):
-    origin = result == 0
-    return torch.where(origin, 0, side / torch.where(origin, 1, result))
+def _radius(result):
+    return torch.where(result == 0, torch.inf, result)

@@ -92,28 +92,20 @@ def minimum_other(grad, input, other):
 # fmax and fmin: a nan loses against a number
 
 
-@backward(torch.fmax, wrt="input")
-def fmax_input(grad, input, other):
-    return _chosen(grad, _passed_over(input, other, input < other), input == other)
+@backward(torch.fmax, wrt=("input", "other"))
+def fmax(grad, input, other, needs):
+    return _kept(grad, input, other, input >= other, other >= input, needs)
 
 
-@backward(torch.fmax, wrt="other")
-def fmax_other(grad, input, other):
-    return _chosen(grad, _passed_over(other, input, input > other), input == other)
+@backward(torch.fmin, wrt=("input", "other"))
+def fmin(grad, input, other, needs):
+    return _kept(grad, input, other, input <= other, other <= input, needs)
 
 
-@backward(torch.fmin, wrt="input")
-def fmin_input(grad, input, other):
-    return _chosen(grad, _passed_over(input, other, input > other), input == other)
-
-
-@backward(torch.fmin, wrt="other")
-def fmin_other(grad, input, other):
-    return _chosen(grad, _passed_over(other, input, input < other), input == other)
-
-
-def _passed_over(side, rival, loses):
-    return loses | (side.isnan() & ~rival.isnan())
+def _kept(grad, input, other, input_wins, other_wins, needs):
+    grad = torch.where(input == other, grad / 2, grad)
+    own = torch.where(input_wins | other.isnan(), grad, 0) if needs[0] else None
+    return own, torch.where(other_wins | input.isnan(), grad, 0) if needs[1] else None
 
 
 def _chosen(grad, passed_over, tie):

@@ -3,6 +3,7 @@
 import torch
 
 from ops_registry.registry import backward, decomposition, no_gradient, overloaded
+from ops_registry.rules.helpers import add_slices
 
 # Row-major order stays: the gradient goes back into the old shape, however dimensions were merged, split or added.
 
@@ -219,4 +220,4 @@ def repeat_interleave(grad, input_shape, repeats, dim):
     if isinstance(repeats, int):
         return grad.reshape(*shape[: dim + 1], repeats, *shape[dim + 1 :]).sum(dim + 1).reshape(input_shape)
     origin = torch.repeat_interleave(repeats.expand(shape[dim]))
-    return grad.new_zeros(shape).index_add(dim, origin, grad).reshape(input_shape)
+    return add_slices(grad, origin, shape, dim).reshape(input_shape)

@@ -41,21 +41,12 @@ def atan(grad, input):
 # atan2(y, x), with r = hypot(y, x): d/dy = x / r^2, d/dx = -y / r^2; 0 at the origin
 
 
-@backward(torch.atan2, wrt="input")
-def atan2_input(grad, input, other):
-    return grad * _over_squared_radius(other, input, other)
-
-
-@backward(torch.atan2, wrt="other")
-def atan2_other(grad, input, other):
-    return -(grad * _over_squared_radius(input, input, other))
-
-
-def _over_squared_radius(side, input, other):
+@backward(torch.atan2, wrt=("input", "other"))
+def atan2(grad, input, other, needs):
     radius = torch.hypot(input, other)  # r^2 itself under- and overflows
-    origin = radius == 0
-    radius = torch.where(origin, 1, radius)
-    return torch.where(origin, 0, side / radius / radius)
+    radius = torch.where(radius == 0, torch.inf, radius)
+    along = grad / radius
+    return along * (other / radius) if needs[0] else None, along * (-input / radius) if needs[1] else None
 
 
 @backward(torch.sinh)
@@ -115,9 +106,10 @@ def sinc(grad, input):
     t = input * math.pi
     near = t.abs() < 1
     small, large = torch.where(near, t, 0), torch.where(near, 1, t)
-    series, squared = small * 0, small * small
-    for coefficient in reversed(_SINC_SLOPE):
-        series = series * squared + coefficient
+    squared = small * small
+    series, *coefficients = torch.tensor(_SINC_SLOPE[::-1], dtype=t.dtype, device=t.device)
+    for coefficient in coefficients:
+        series = torch.addcmul(coefficient, series, squared)
     slope = torch.where(near, small * series, (large.cos() - large.sin() / large) / large)
     return grad * conj(slope * math.pi)
 

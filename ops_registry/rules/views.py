@@ -101,6 +101,17 @@ def _is_contiguous(shape, stride):
     return True
 
 
+def _may_overlap(shape, stride):
+    """Whether two elements may share a cell: whether some step is no longer than what the smaller ones span."""
+    span = 0
+    for step, length in sorted(zip(stride, shape, strict=True)):
+        if length > 1:
+            if step <= span:
+                return True
+            span += step * (length - 1)
+    return False
+
+
 @backward(torch.as_strided)
 def as_strided(grad, input_shape, input_stride, input_offset, size, stride, storage_offset):
     """The gradient of every cell of memory is the sum over the elements of the result that read it.
@@ -111,11 +122,14 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
     if input_shape.numel() == 0 or grad.numel() == 0:
         return grad.new_zeros(input_shape)
     first = min(input_offset, offset)
-    read = _addresses(size, stride, offset - first, grad.device)
     begin = input_offset - first
     end = begin + 1 + sum((n - 1) * s for n, s in zip(input_shape, input_stride, strict=True))
     cells = max(end, offset - first + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
-    memory = grad.new_zeros(cells).index_add(0, read, grad.reshape(-1))
+    memory = grad.new_zeros(cells)
+    if torch.is_grad_enabled() or _may_overlap(size, stride):
+        memory = memory.index_add(0, _addresses(size, stride, offset - first, grad.device), grad.reshape(-1))
+    else:
+        memory.as_strided(size, stride, offset - first).copy_(grad)
     if _is_contiguous(input_shape, input_stride):
         return memory[begin:end].reshape(input_shape)
     seen = _addresses(input_shape, input_stride, begin, grad.device)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -39,7 +39,12 @@ damped = define("damped(Tensor x) -> Tensor", lambda x: x * x.exp())
 row_sum = define("row_sum(Tensor x) -> Tensor", lambda x: x.sum(-1, keepdim=True))
 picky = define("picky(Tensor x, str mode) -> Tensor", lambda x, mode: {"twice": 2 * x}[mode])
 
-pytestmark = pytest.mark.usefixtures("clean_registry")
+pytestmark = pytest.mark.usefixtures("clean_registry", "same_draws_every_time")
+
+
+@pytest.fixture
+def same_draws_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CI", "1")
 
 
 def right_rule() -> None:
@@ -50,7 +55,7 @@ def right_rule() -> None:
 
 def failure(op: Any, **options: Any) -> RuleCheckError:
     with pytest.raises(RuleCheckError) as caught:
-        check_rule(op, **{"max_examples": 20, "database": False, **options})
+        check_rule(op, **{"max_examples": 15, "database": False, **options})
     return caught.value
 
 
@@ -82,7 +87,7 @@ def test_shapes_broadcast_and_are_empty_and_0d_and_lie_strangely_in_memory(monke
         original(self, sample)
 
     monkeypatch.setattr(Run, "check", check)
-    check_rule(torch.mul, max_examples=60, database=False, dtypes=FLOAT64)
+    check_rule(torch.mul, max_examples=40, database=False, dtypes=FLOAT64)
     pairs = [(v["input"], v["other"]) for v in seen if isinstance(v["other"], T)]
     assert any(a.shape != b.shape for a, b in pairs)
     assert any(a.numel() == 0 for a, _ in pairs)
@@ -136,9 +141,8 @@ def test_given_tensors_are_left_as_they_are() -> None:
     assert not x.requires_grad
 
 
-def test_ci_draws_the_same_every_time(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_ci_in_the_environment_every_run_draws_the_same() -> None:
     right_rule()
-    monkeypatch.setenv("CI", "1")
     reports = [check_rule(scaled_square, max_examples=10) for _ in range(2)]
     assert reports[0].kept_bytes == reports[1].kept_bytes
     assert reports[0].examples == reports[1].examples
@@ -263,7 +267,7 @@ def test_a_rule_that_reads_a_gradient_as_it_lies_in_memory() -> None:
         return torch.as_strided(grad, grad.shape, x.contiguous().stride()) * 2 * scale * x
 
     ops_registry.backward(scaled_square)(by_memory)
-    with pytest.raises(RuleCheckError, match="comes in (non-contiguous|expanded)|raises"):
+    with pytest.raises(RuleCheckError, match=r"comes in (non-contiguous|expanded)|raises"):
         check_rule(scaled_square, dtypes=FLOAT64, inputs=(torch.rand(3, 2, dtype=torch.float64), 2.0))
 
 
@@ -299,16 +303,12 @@ def test_without_hypothesis_given_arguments_are_checked_and_others_say_what_to_i
     assert "pip install hypothesis" in str(failure(torch.exp))
 
 
-@pytest.fixture
-def quick_rules() -> Iterator[str]:
-    yield "^(add|sigmoid|tanh|cumsum|amax|bmm|addcmul|logsumexp|norm.Scalar|reflection_pad1d|gru_cell|_prelu_kernel|eq|std.dim)$"
+QUICK_RULES = "^(add|sigmoid|tanh|cumsum|amax|bmm|addcmul|logsumexp|norm.Scalar|reflection_pad1d|conv_tbc|_prelu_kernel|eq|std.dim)$"
 
 
-def test_the_sweep_checks_what_it_is_told_to(
-    quick_rules: str, capsys: pytest.CaptureFixture[str], tmp_path: Any
-) -> None:
+def test_the_sweep_checks_what_it_is_told_to(capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     written = tmp_path / "sweep.json"
-    status = main(["--rules", quick_rules, "--examples", "5", "--samples", "0", "--json", str(written)])
+    status = main(["--rules", QUICK_RULES, "--examples", "3", "--samples", "0", "--json", str(written)])
     shown = capsys.readouterr().out
     assert status == 0, shown
     assert "0 unchecked" in shown.splitlines()[0]
