@@ -33,7 +33,7 @@ LEFT_OUT = {
 }
 
 #: Below this, in seconds, a backward pass of torch is nothing but the price of its calls.
-NOTHING = 50e-6
+NOTHING = 100e-6
 
 #: How long one contestant runs in one round, in seconds, where a single run is shorter.
 ROUND = 4e-3

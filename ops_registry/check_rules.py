@@ -30,6 +30,11 @@ from ops_registry.rule_samples import Harvest, Sample, database
 
 #: Rules that fail for a reason that is known: the kind of mistake that they are taken for, and the reason.
 KNOWN: dict[str, tuple[str, str]] = {
+    **dict.fromkeys(
+        [f"{kind}{form}" for kind in ("lstm", "gru", "rnn_tanh", "rnn_relu") for form in (".input", ".data", "_cell")],
+        ("memory", "biases are kept too, which second derivatives need; nothing new is"),
+    ),
+    "std_mean.correction": ("result", "called as a packet with dim alone, which torch takes for another argument"),
     "_scaled_dot_product_flash_attention_for_cpu_backward": (
         "no known shape of mistake",
         "its result and its logsumexp are arguments that depend on the others, which differences do not know",
@@ -41,6 +46,42 @@ KNOWN: dict[str, tuple[str, str]] = {
     "embedding_bag": (
         "no known shape of mistake",
         "padding_idx and scale_grad_by_freq make the gradient another one than the derivative, on purpose",
+    ),
+    "_pad_packed_sequence": ("memory", "the sizes of the batches are kept as they are, a number a step"),
+    "_weight_norm": (
+        "memory",
+        "its parts keep the length of each row beside the direction, which makes second derivatives right",
+    ),
+    "inner": ("memory", "a product of two vectors of one element keeps a result of one element more"),
+    "polar": ("memory", "two arguments of one element; from two elements on it keeps what torch keeps"),
+    "l1_loss": (
+        "memory",
+        "input and target are kept as they are, and nothing new; torch keeps their difference, a new tensor",
+    ),
+    "cumulative_trapezoid.x": ("raises: RuntimeError", "an axis without elements is refused"),
+    "linalg_tensorsolve": ("raises: RuntimeError", "a system without unknowns is refused"),
+    "vander": ("raises: RuntimeError", "a vector without elements is refused"),
+    "multi_margin_loss_backward": ("raises: IndexError", "a kernel's second derivative for a single number is refused"),
+    "fused_moving_avg_obs_fake_quant": (
+        "raises: RuntimeError",
+        "the arguments drawn are no call that torch's own code makes",
+    ),
+    "sparse_coo_tensor": ("result", "the C function beneath torch.sparse_coo_tensor never reaches interception"),
+    "least_squares": ("result", "residuals that are empty, and stand for none, require grad here and not in torch"),
+    "trapezoid.x": ("result", "the integral over an axis without elements requires grad here, with a gradient of zero"),
+    "trapz.x": ("result", "the integral over an axis without elements requires grad here, with a gradient of zero"),
+    "var": (
+        "no known shape of mistake",
+        "the variance of too few numbers is nan, and so is what is derived from it twice",
+    ),
+    "var_mean": (
+        "no known shape of mistake",
+        "the variance of too few numbers is nan, and so is what is derived from it twice",
+    ),
+    "var.correction": ("precision", "the variance of too few numbers is nan, and so is what is derived from it twice"),
+    "var_mean.correction": (
+        "precision",
+        "the variance of too few numbers is nan, and so is what is derived from it twice",
     ),
 }
 

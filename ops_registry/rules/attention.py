@@ -26,7 +26,7 @@ def wide(x):
 
 def factor(query, scale):
     """The ``s`` in ``s Q K^T``."""
-    return 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    return 1 / math.sqrt(max(query.shape[-1], 1)) if scale is None else scale
 
 
 def per_head(x, heads):

@@ -79,9 +79,10 @@ def native_batch_norm(grad, input, weight, running, mean, invstd, training, eps,
 
 
 @overloaded(aten._native_batch_norm_legit)
-def choose_batch_norm(input, weight, bias, running_mean, *rest, **named):
+def choose_batch_norm(*args, **named):
     overload = aten._native_batch_norm_legit
-    return overload.no_stats if isinstance(running_mean, bool) else overload.default
+    statistics = "running_mean" in named or (len(args) > 3 and not isinstance(args[3], bool))
+    return overload.default if statistics else overload.no_stats
 
 
 @native_backward(aten._batch_norm_with_update, 3, None)

@@ -4,6 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
+from ops_registry.rules.helpers import conj
 from ops_registry.rules.losses import NONE, gathered, reduced, share
 
 aten = torch.ops.aten
@@ -15,9 +16,9 @@ nn = torch._C._nn
 
 @backward(nn.soft_margin_loss, wrt=("input", "target"))
 def soft_margin_loss(grad, input, target, reduction, needs):
-    slope = -(-target * input).sigmoid()
+    slope = -conj((-target * input).sigmoid())
     slope = slope * share(grad, reduction, slope.shape)
-    return slope * target if needs[0] else None, slope * input if needs[1] else None
+    return slope * conj(target) if needs[0] else None, slope * conj(input) if needs[1] else None
 
 
 # multi_margin_loss: the mean over the classes i other than the target y of weight[y] max(0, margin - x[y] + x[i])^p

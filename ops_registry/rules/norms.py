@@ -98,7 +98,7 @@ def frobenius_norm(input, dim, keepdim):
 
 @decomposition(aten.nuclear_norm.default)
 def nuclear_norm(input, keepdim):
-    return torch.linalg.matrix_norm(input, "nuc", (0, 1), keepdim)
+    return torch.linalg.matrix_norm(input, "nuc", (-2, -1), keepdim)
 
 
 @decomposition(aten.nuclear_norm.dim)
@@ -107,7 +107,7 @@ def nuclear_norm_along_dim(input, dim, keepdim):
 
 
 @overloaded(torch.nuclear_norm)
-def nuclear_norm_overload(input, dim=False, **named):
+def nuclear_norm_overload(input, dim=False, keepdim=False):
     return aten.nuclear_norm.default if isinstance(dim, bool) else aten.nuclear_norm.dim
 
 
@@ -187,7 +187,8 @@ def pdist(grad, input, p, result, result_shape):
 def norm_except_dim(v, pow, dim):
     if dim == -1:
         return torch.linalg.vector_norm(v, pow)
-    return torch.linalg.vector_norm(v, pow, tuple(d for d in range(v.dim()) if d != dim), True)
+    others = tuple(d for d in range(v.dim()) if d != dim)
+    return torch.linalg.vector_norm(v, pow, others, True) if others else v.abs()  # no dimension would mean all of them
 
 
 @decomposition(torch.pairwise_distance)

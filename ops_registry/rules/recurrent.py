@@ -116,6 +116,10 @@ def arrived(grad, rows, given):
 
 def of_weights(by_x, by_h, input, h_before, w_ih, needs):
     """The gradients of input, w_ih, w_hh, b_ih, b_hh, from those of W_ih input + b_ih and of W_hh h + b_hh."""
+    if by_x.is_complex():
+        raise UnsupportedCallError(
+            "the formulas of recurrent layers and cells are those of real numbers: write complex ones out"
+        )
     return (
         by_x @ w_ih if needs[0] else None,
         by_x.t() @ input if needs[1] else None,

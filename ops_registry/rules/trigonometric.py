@@ -105,7 +105,10 @@ def sinc(grad, input):
     """
     t = input * math.pi
     near = t.abs() < 1
-    small, large = torch.where(near, t, 0), torch.where(near, 1, t)
+    if t.is_complex():
+        small, large = torch.where(near, t, 0), torch.where(near, 1, t)
+    else:  # a mask is the dearest of these ops
+        small, large = t.clamp(-1, 1), torch.copysign(t.abs().clamp_min(1), t)
     squared = small * small
     series, *coefficients = torch.tensor(_SINC_SLOPE[::-1], dtype=t.dtype, device=t.device)
     for coefficient in coefficients:

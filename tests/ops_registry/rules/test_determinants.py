@@ -31,6 +31,8 @@ CASES = [
     case("det", torch.det, rand(2, 0, 0), label="0x0"),
     case("det", lambda a: a.mT.det(), rand(3, 3, dtype=C), label="complex-transposed"),
     case("linalg_det", torch.linalg.det, rand(2, 3, 3)),
+    case("linalg_det", lambda a: torch.linalg.det(a.mT), rand(2, 3, 3), label="transposed"),
+    case("linalg_det", lambda a: torch.linalg.det(a[::2, ::2]), rand(6, 6), label="strided"),
     case("linalg_det", lambda a: torch.linalg.det(A=a), rand(4, 4, dtype=C), label="complex-keyword"),
     case(
         "linalg_det",
@@ -66,6 +68,8 @@ CASES = [
     case("linalg_slogdet", lambda a: torch.linalg.slogdet(a), rand(2, 3, 3, dtype=C), label="complex"),
     case("linalg_slogdet", lambda a: torch.linalg.slogdet(a)[0], rand(3, 3, dtype=C), label="complex-sign"),
     case("linalg_slogdet", lambda a: torch.linalg.slogdet(A=a).logabsdet, rand(0, 0), label="0x0-keyword"),
+    case("linalg_slogdet", lambda a: torch.linalg.slogdet(a.mT)[1], rand(2, 3, 3), label="transposed"),
+    case("linalg_slogdet", lambda a: torch.linalg.slogdet(a[::2, ::2])[1], rand(6, 6), label="strided"),
     case("logdet", lambda a: torch.logdet(a @ a.mT), rand(2, 3, 3)),
     case("logdet", lambda a: a.logdet(), rand(3, 3, dtype=C), label="complex"),
 ]

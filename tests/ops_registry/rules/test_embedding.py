@@ -94,6 +94,14 @@ CASES = [
         label="last-offset",
     ),
     case("embedding_bag", bag(0), rand(5, 3), rand(5), second="differences", label="weights"),
+    case(
+        "embedding_bag",
+        lambda w, p: bag(0)(w, p[::2]),
+        rand(5, 3),
+        rand(10),
+        second="differences",
+        label="strided-weights",
+    ),
     case("embedding_bag", bag(0, padding_idx=1), rand(5, 3), rand(5), second="differences", label="weights-padding"),
     case(
         "embedding_bag",

@@ -69,6 +69,19 @@ CASES = [
     case("logit", partial(torch.logit, eps=0.2), rand(3, 4, low=0.0, high=1.0), label="eps"),
     case("logit", lambda x: x.clone().logit_(eps=0.2), rand(3, 4, low=0.0, high=1.0), label="in place"),
     case("logit", torch.special.logit, rand(0), label="empty alias"),
+    # torch has no derivative of its kernel.
+    *[
+        case(
+            "logit_backward",
+            lambda g, x, eps=eps: torch.ops.aten.logit_backward(g, x, eps),
+            rand(3, 4),
+            rand(3, 4, low=0.1, high=0.9),
+            torch_agrees=False,
+            second="differences",
+            label=f"eps-{eps}",
+        )
+        for eps in (None, 0.2)
+    ],
 ]
 
 

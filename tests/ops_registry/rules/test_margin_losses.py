@@ -270,3 +270,9 @@ def test_soft_margin_loss_of_a_huge_margin_does_not_overflow(device: torch.devic
     x = tracer.track(torch.tensor([-1e4, 1e4], dtype=f64, device=device), True)
     nn.soft_margin_loss(x, torch.ones(2, dtype=f64, device=device), SUM).backward()
     assert x.grad.tolist() == [-1.0, 0.0]
+
+
+def test_soft_margin_loss_of_complex_numbers_equals_differences() -> None:
+    z = torch.tensor([0.3 + 0.4j, -0.2 + 1.1j], dtype=torch.complex128)
+    y = torch.tensor([1.0 - 0.5j, 0.7 + 0.2j], dtype=torch.complex128)
+    assert tracer.gradcheck(F.soft_margin_loss, (tracer.track(z, True), tracer.track(y, True)))

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 import torch
 from support.checking import Case, Make, case, cotangents, plain, rand, run_case
-from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence, pad_sequence
+from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pack_sequence, pad_packed_sequence
 
 import nn
 import tracer
 from ops_registry.errors import UnsupportedCallError
+from ops_registry.rules.recurrent import gru_layer, lstm_layer, rnn_layer
 
 KINDS = ("RNN-tanh", "RNN-relu", "LSTM", "GRU")
 INPUT, HIDDEN, STEPS, BATCH = 3, 4, 5, 3
@@ -224,15 +225,35 @@ def lstm_cell(x: Any, h: Any, c: Any, *weights: Any) -> Any:
     return torch.lstm_cell(x, (h, c), *weights)
 
 
-def packing(lengths: list[int], batch_first: bool) -> Callable[..., Any]:
-    return lambda x: torch._VF._pack_padded_sequence(x, torch.tensor(lengths), batch_first)[0]  # type: ignore[attr-defined]
+def layer_inputs(gates: int, states: int, projected: int | None = None) -> tuple[Make, ...]:
+    """Six rows of input, states for three sequences, weights and biases of a layer."""
+    out = projected or HIDDEN
+    shapes = [(6, INPUT), (3, out), (3, HIDDEN)][: 1 + states]
+    shapes += [(gates * HIDDEN, INPUT), (gates * HIDDEN, out), (gates * HIDDEN,), (gates * HIDDEN,)]
+    if projected:
+        shapes.append((projected, HIDDEN))
+    return tuple(rand(*shape, seed=i) for i, shape in enumerate(shapes))
 
 
-def padding(sizes: list[int], batch_first: bool, total: int) -> Callable[..., Any]:
-    def pad(data: torch.Tensor) -> Any:
-        return torch._VF._pad_packed_sequence(data, torch.tensor(sizes), batch_first, 0.5, total)[0]  # type: ignore[attr-defined]
+def layer(kind: str, sizes: list[int], reverse: bool, relu: bool = False) -> Callable[..., Any]:
+    """An op of ``ops_registry/rules/recurrent.py`` for the first of the sequences."""
 
-    return pad
+    def call(input: Any, h: Any, *others: Any) -> Any:
+        h = h[: max(sizes)]
+        if kind == "rnn":
+            return rnn_layer(input, h, *others, relu, sizes, reverse)
+        if kind == "gru":
+            return gru_layer(input, h, *others, sizes, reverse)
+        c, *weights = others
+        w_hr = weights.pop() if len(weights) > 4 else None
+        return lstm_layer(input, h, c[: max(sizes)], *weights, w_hr, sizes, reverse)
+
+    return call
+
+
+def wanted(count: int) -> tuple[tuple[int, ...], ...]:
+    """Some sets of inputs that want a gradient: all of them would take long."""
+    return ((0,), (1,), tuple(range(2, count)), tuple(range(count)))
 
 
 CASES = [
@@ -240,16 +261,25 @@ CASES = [
     case("rnn_relu_cell", torch.rnn_relu_cell, *cell_inputs(1, 1)),
     case("gru_cell", torch.gru_cell, *cell_inputs(3, 1)),
     case("lstm_cell", lstm_cell, *cell_inputs(4, 2), needs=((0,), (1,), (2,), (3,), (4,), (5,), (6,), tuple(range(7)))),
-    case("_pack_padded_sequence", packing([4, 2, 1], False), rand(4, 3, 2)),
-    case("_pack_padded_sequence", packing([4, 2, 1], True), rand(3, 4, 2), label="batch-first"),
-    case("_pack_padded_sequence", packing([3, 3, 1], False), rand(5, 3), label="longer-than-its-sequences"),
-    case("_pack_padded_sequence", packing([3, 1], True), rand(2, 3, 2, 1, 2), label="rank-5"),
-    case("_pad_packed_sequence", padding([3, 2, 1, 1], False, -1), rand(7, 2)),
-    case("_pad_packed_sequence", padding([3, 2, 1, 1], True, -1), rand(7, 2), label="batch-first"),
-    case("_pad_packed_sequence", padding([2, 2, 1], False, 5), rand(5), label="total-length"),
-    case("_pad_packed_sequence", padding([2, 1], True, 4), rand(3, 2, 1, 2), label="rank-5"),
-    case("pad_sequence", lambda *s: pad_sequence(s), rand(2, 3), rand(4, 3), rand(1, 3)),
-    case("pad_sequence", lambda *s: pad_sequence(s, True, -1.0, "left"), rand(2), rand(4), label="left"),
+    case("rnn_layer", layer("rnn", [2, 2, 2], False, False), *layer_inputs(1, 1), needs=wanted(6)),
+    case(
+        "rnn_layer",
+        layer("rnn", [3, 2, 1], False, True),
+        *layer_inputs(1, 1),
+        label="relu-packed-reverse",
+        needs=wanted(6),
+    ),
+    case("gru_layer", layer("gru", [2, 2, 2], False), *layer_inputs(3, 1), needs=wanted(6)),
+    case("gru_layer", layer("gru", [3, 2, 1], True), *layer_inputs(3, 1), label="packed-reverse", needs=wanted(6)),
+    case("lstm_layer", layer("lstm", [2, 2, 2], False), *layer_inputs(4, 2), needs=wanted(7)),
+    case("lstm_layer", layer("lstm", [3, 2, 1], True), *layer_inputs(4, 2), label="packed-reverse", needs=wanted(7)),
+    case(
+        "lstm_layer",
+        layer("lstm", [3, 2, 1], False),
+        *layer_inputs(4, 2, projected=2),
+        label="projected",
+        needs=wanted(8),
+    ),
 ]
 
 
@@ -352,6 +382,41 @@ def test_gradients_of_sequences_packed_from_a_list() -> None:
         torch.testing.assert_close(plain(own.grad), their.grad)
 
 
+# In single precision torch has one kernel for a whole LSTM on the CPU, and so has its rule.
+
+
+@pytest.mark.parametrize("used", range(3), ids=["output", "h", "c"])
+@pytest.mark.parametrize(("layers", "bias", "bidirectional"), SHAPES)
+def test_the_kernel_of_an_lstm_gives_torchs_gradients(layers: int, bias: bool, bidirectional: bool, used: int) -> None:
+    module = network("LSTM", num_layers=layers, bias=bias, bidirectional=bidirectional).float()
+    twin = nn.track(copy.deepcopy(module))
+    data, state = sequence(module).float(), [s.float() for s in state_of(module)]
+    for m in (module, twin):
+        results(ordinary(m, data, state))[used].square().sum().backward()
+    for ours, theirs in zip(twin.parameters(), module.parameters(), strict=True):
+        torch.testing.assert_close(plain(ours.grad), theirs.grad, rtol=1e-4, atol=1e-5)
+
+
+def test_second_derivatives_go_through_the_kernel_of_an_lstm() -> None:
+    module = network("LSTM").float()
+    found = []
+    for m in (nn.track(copy.deepcopy(module)), network("LSTM")):
+        data = sequence(module).to(next(m.parameters()).dtype)
+        data = tracer.track(data, True) if m.weight_ih_l0.dtype == torch.float32 else data.requires_grad_()
+        (slope,) = torch.autograd.grad(m(data)[0].square().sum(), data, create_graph=True)
+        found.append(plain(torch.autograd.grad(slope.square().sum(), data)[0]).double())
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+def test_the_kernel_of_an_lstm_is_left_alone_where_it_is_switched_off() -> None:
+    module = network("LSTM").float()
+    twin, data = nn.track(copy.deepcopy(module)), sequence(module).float()
+    module(data)[0].sum().backward()
+    with torch.backends.mkldnn.flags(enabled=False):
+        twin(data)[0].sum().backward()
+    torch.testing.assert_close(plain(twin.weight_hh_l0.grad), module.weight_hh_l0.grad, rtol=1e-4, atol=1e-5)
+
+
 # Training.
 
 
@@ -405,3 +470,10 @@ def test_autocast_gives_torchs_dtypes_and_values(kind: str) -> None:
         theirs, ours = results(module(data)), results(twin(data))
     for our, their in zip(ours, theirs, strict=True):
         torch.testing.assert_close(plain(our), their.detach(), rtol=0.02, atol=0.02)
+
+
+def test_a_cell_of_complex_numbers_is_refused() -> None:
+    x, h, w, u = (torch.randn(s, dtype=torch.complex128) for s in ((2, 3), (2, 4), (4, 3), (4, 4)))
+    out = torch.rnn_tanh_cell(tracer.track(x, True), h, w, u)
+    with pytest.raises(UnsupportedCallError, match="real numbers"):
+        out.real.sum().backward()

@@ -120,6 +120,13 @@ def test_prod_with_two_zeros_has_gradient_zero_everywhere(device: torch.device) 
     assert x.grad.tolist() == [0.0, 0.0, 0.0, 0.0]
 
 
+@pytest.mark.parametrize("size", [1e-200, 1e200])
+def test_prod_that_leaves_the_range_of_numbers_still_has_its_derivative(size: float, device: torch.device) -> None:
+    x = tracked([size, size], device)  # dividing a factor out of the product, 0 or infinity, would not give the other
+    x.prod().backward()
+    assert x.grad.tolist() == [size, size]
+
+
 def test_prod_along_an_axis_of_length_one_has_slope_one_at_zero(device: torch.device) -> None:
     # pytorch/pytorch#106789, tinygrad/tinygrad#17404: what is left of one factor is the product of nothing.
     x = tracked([[0.0], [3.0]], device)

@@ -138,6 +138,12 @@ def test_cumprod_sees_past_a_zero(device: torch.device) -> None:
     assert x.grad.tolist() == [1.0, 32.0, 0.0, 0.0]
 
 
+def test_cumprod_that_underflows_still_has_its_derivative(device: torch.device) -> None:
+    x = tracked([1e-200, 1e-200, 2.0], device)
+    x.cumprod(0).sum().backward()
+    assert x.grad.tolist() == [1.0, 3e-200, 0.0]
+
+
 def test_second_derivative_of_cumprod_sees_past_a_zero(device: torch.device) -> None:
     # pytorch/pytorch#1439
     x = tracked([2.0, 0.0, 3.0, 4.0], device)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case, values
@@ -11,7 +14,24 @@ import tracer
 NAN = float("nan")
 TIES = values([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
 
+
+def selecting_backward(shape: tuple[int, ...], dim: int, indices: Any, keepdim: bool) -> Callable[..., torch.Tensor]:
+    def call(grad: torch.Tensor) -> torch.Tensor:
+        places = torch.tensor(indices, device=grad.device)
+        return torch.ops.aten.value_selecting_reduction_backward(grad, dim, places, shape, keepdim)
+
+    return call
+
+
 CASES = [
+    case("value_selecting_reduction_backward", selecting_backward((2, 3), 1, [2, 0], False), rand(2)),
+    case(
+        "value_selecting_reduction_backward",
+        selecting_backward((2, 3), 0, [[1, 0, 1]], True),
+        rand(1, 3),
+        label="keepdim",
+    ),
+    case("value_selecting_reduction_backward", selecting_backward((), 0, 0, False), rand(), label="0-d"),
     case("sort", torch.sort, rand(3, 4)),
     case("sort", lambda x: x.sort(0, True), rand(3, 4), label="positional"),
     case("sort", lambda x: torch.sort(x, dim=-2, descending=True), rand(2, 3, 4), label="keywords"),
