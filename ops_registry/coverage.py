@@ -29,7 +29,7 @@ PAGE = ROOT / "docs" / "ops.md"
 RULES = "ops_registry/rules"
 
 #: Where the functions of torch's C namespaces are found in public, one for each.
-C_OWNERS = ("torch", "F", "torch.special", "torch.linalg", "torch.fft")
+C_OWNERS = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torch.sparse")
 
 #: How operator methods are written.
 SYMBOLS = {
