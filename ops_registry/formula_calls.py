@@ -1,6 +1,6 @@
 """Which torch functions a formula calls, read from its source: its own derivative depends on their rules.
 
-Only the branch that runs while backward is recorded counts: ``if torch.is_grad_enabled():`` is taken to hold, ``if not …`` not to.
+Only the branch that runs while backward is recorded counts: ``torch.is_grad_enabled()`` is taken to be true.
 """
 
 from __future__ import annotations
@@ -126,10 +126,14 @@ def _recorded(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
 
 
 def _asks_whether_recorded(test: ast.expr) -> bool | None:
-    """What a condition says while backward is recorded: True for ``torch.is_grad_enabled()``, False for its opposite, else None."""
+    """What a condition comes to while backward is recorded, as far as ``torch.is_grad_enabled()`` decides it; else None."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         answer = _asks_whether_recorded(test.operand)
         return None if answer is None else not answer
+    if isinstance(test, ast.BoolOp):
+        answers = {_asks_whether_recorded(part) for part in test.values}
+        decisive = isinstance(test.op, ast.Or)
+        return decisive if decisive in answers else None if None in answers else not decisive
     asks = isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr == "is_grad_enabled"
     return True if asks else None
 

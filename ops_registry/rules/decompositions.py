@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
 from ops_registry.rules.helpers import conj
+from ops_registry.rules.kernels import total
 
 
 def zeros_for_none(grads, results):
@@ -168,28 +169,24 @@ def svd(grad, U, S, Vh):
     U, Vh = U[..., :k], Vh[..., :k, :]  # of full matrices, the vectors of singular value 0 are arbitrary
     if grad_U is None and grad_Vh is None:
         return (U * grad_S.unsqueeze(-2)) @ Vh
-    squares = S * S
     grad_U = None if grad_U is None else grad_U[..., :k]
     grad_Vh = None if grad_Vh is None else grad_Vh[..., :k, :]
     of_U = None if grad_U is None else U.mH @ grad_U
     of_V = None if grad_Vh is None else Vh @ grad_Vh.mH
     require_free_phase("linalg.svd", of_U if of_V is None else of_V if of_U is None else of_U + of_V)
-    inner = 0 if grad_S is None else torch.diag_embed(grad_S)
-    if of_U is not None:
-        turned = skew(of_U)
-        inner = inner + divided(turned, squares) * S.unsqueeze(-2)
-        if turned.is_complex():  # a phase common to a pair of vectors is free; it is left with U
-            inner = inner + torch.diag_embed(turned.diagonal(dim1=-2, dim2=-1) / (2 * S))
-    if of_V is not None:
-        inner = inner + S.unsqueeze(-1) * divided(skew(of_V), squares)
-    result = U @ inner.to(U.dtype) @ Vh
-    if grad_U is not None and U.shape[-2] > k:
-        scaled = grad_U / S.unsqueeze(-2)
-        result = result + (scaled - U @ (U.mH @ scaled)) @ Vh
-    if grad_Vh is not None and Vh.shape[-1] > k:
-        scaled = grad_Vh / S.unsqueeze(-1)
-        result = result + U @ (scaled - (scaled @ Vh.mH) @ Vh)
-    return result
+    row, column = S.unsqueeze(-2), S.unsqueeze(-1)
+    turned = total(None if of_U is None else skew(of_U) * row, None if of_V is None else column * skew(of_V))
+    inner = divided(turned, S * S)
+    if grad_S is not None:
+        inner = inner + torch.diag_embed(grad_S)
+    if of_U is not None and of_U.is_complex():  # a phase common to a pair of vectors is free; it is left with U
+        inner = inner + torch.diag_embed(skew(of_U).diagonal(dim1=-2, dim2=-1) / (2 * S))
+    # What grad_U has outside of the columns of U is (I - U Uᴴ) grad_U, and likewise for V.
+    if of_U is not None and U.shape[-2] > k:
+        return (U @ (inner - of_U / row) + grad_U / row) @ Vh
+    if of_V is not None and Vh.shape[-1] > k:
+        return U @ ((inner - of_V.mH / column) @ Vh + grad_Vh / column)
+    return U @ inner @ Vh
 
 
 @decomposition(torch.svd)

@@ -39,8 +39,8 @@ def drop(input, p):
 
 def undrop(grad, mask, p):
     """``grad`` times the noise that ``mask`` stands for."""
-    # Bytes become numbers much faster than bools do. The mask is a constant: its noise may be divided in place.
-    return grad * mask.view(torch.uint8).to(grad.dtype).div_(1 - p)
+    # Signed bytes become numbers much faster than bools do. The mask is a constant: its noise may be divided in place.
+    return grad * mask.view(torch.int8).to(grad.dtype).div_(1 - p)
 
 
 def undropped(grad, train, p):
@@ -91,7 +91,7 @@ def forward_alpha(func, make_noise, least_rank, input, p, train):
 
 @backward(torch.alpha_dropout, forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0))
 def alpha_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else grad * (mask.to(grad.dtype) * slope(p))
+    return undropped(grad, train, p) if mask is None else grad * (mask.view(torch.int8).to(grad.dtype) * slope(p))
 
 
 @backward(
@@ -99,7 +99,7 @@ def alpha_dropout(grad, mask, p, train):
     forward=functools.partial(forward_alpha, torch.feature_alpha_dropout, noise_per_channel, 2),
 )
 def feature_alpha_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else grad * (mask.to(grad.dtype) * slope(p))
+    return undropped(grad, train, p) if mask is None else grad * (mask.view(torch.int8).to(grad.dtype) * slope(p))
 
 
 # native_dropout returns its mask, and may be told to train by None.
@@ -114,9 +114,9 @@ def forward_native_dropout(input, p, train):
 def native_dropout(grad, mask, p, train):
     if train is False:
         return grad
-    return grad * (mask.to(grad.dtype) * (0.0 if p == 1 else 1 / (1 - p)))
+    return grad * (mask.view(torch.int8).to(grad.dtype) * (0.0 if p == 1 else 1 / (1 - p)))
 
 
 @backward(torch.ops.aten.native_dropout_backward, wrt="grad_output")
 def native_dropout_backward(grad, mask, scale):
-    return grad * (mask.to(grad.dtype) * scale)
+    return grad * (mask.view(torch.int8).to(grad.dtype) * scale)

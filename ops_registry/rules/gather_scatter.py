@@ -139,10 +139,10 @@ def _prod(grad, input, dim, index, src, include_self, result, needs):
 
 def _extreme(grad, input, dim, index, src, include_self, result, needs):
     # Ties share alike.
-    own = (input == result).to(grad.dtype)
+    own = (input == result).view(torch.int8).to(grad.dtype)
     if not include_self:
         own = own.scatter(dim, index, 0)
-    of_src = (src == result.gather(dim, index)).to(grad.dtype)
+    of_src = (src == result.gather(dim, index)).view(torch.int8).to(grad.dtype)
     share = grad / own.scatter_add(dim, index, of_src).clamp(min=1)
     return own * share if needs[0] else None, of_src * share.gather(dim, index) if needs[1] else None
 

@@ -79,7 +79,7 @@ def share(grad: torch.Tensor, ties: torch.Tensor, dim: int | tuple[int, ...] | N
     count = ties.sum() if dim is None else ties.sum(dim, keepdim=True)
     # float16 has no number above 65504: a count beyond would become inf.
     wide = grad.float() if grad.dtype in (torch.float16, torch.bfloat16) else grad
-    return (wide / count).to(grad.dtype) * ties
+    return (wide / count).to(grad.dtype) * ties.view(torch.int8)  # bytes are multiplied much faster than bools
 
 
 def exclusive_cumprod(value: torch.Tensor, dim: int) -> torch.Tensor:

@@ -168,6 +168,8 @@ def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduc
 
 @backward(torch.binary_cross_entropy_with_logits, wrt="input")
 def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, reduction):
+    if pos_weight is None and weight is None:  # grad (sigmoid - t): half the gradient of a squared error, in one pass
+        return aten.mse_loss_backward(grad / 2, *alike(input.sigmoid(), target, grad.dtype), reduction)
     grad = share(grad, reduction, target.shape)
     if pos_weight is None:
         return weighted(input.sigmoid() - target, weight) * grad

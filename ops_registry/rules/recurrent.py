@@ -295,7 +295,8 @@ def gru_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result
 
 def run_layer(step, input, state, weights, sizes, reverse):
     """The outputs of one layer in one direction, and its last state."""
-    if torch.is_autocast_enabled(input.device.type):  # each product is cast on its own
+    # Written out: under autocast each product is cast on its own, and the rules are those of real numbers.
+    if torch.is_autocast_enabled(input.device.type) or input.is_complex():
         output, state, _ = run_steps(step, input, state, weights, sizes, reverse)
     elif step is lstm_step:
         output, *state = lstm_layer(input, *state, *weights, sizes, reverse)

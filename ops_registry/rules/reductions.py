@@ -18,7 +18,7 @@ def sum_to_size(grad, input_shape):
 
 @backward(torch.nansum)
 def nansum(grad, input, input_shape, dim, keepdim):
-    return spread(grad, input_shape, dim, keepdim) * (input == input)
+    return spread(grad, input_shape, dim, keepdim) * (input == input).view(torch.int8)  # faster than bools
 
 
 @backward(torch.mean)

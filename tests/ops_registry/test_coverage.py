@@ -66,13 +66,27 @@ def test_only_the_branch_that_runs_while_backward_is_recorded_counts() -> None:
     assert without_rule(formula) == []
 
 
-def test_the_branch_that_runs_while_backward_is_not_recorded_does_not_count() -> None:
-    def formula(grad: torch.Tensor) -> torch.Tensor:
-        if not torch.is_grad_enabled():
+def test_a_branch_that_does_not_run_while_backward_is_recorded_does_not_count() -> None:
+    def negated(grad: torch.Tensor, fast: bool) -> torch.Tensor:
+        if fast and not torch.is_grad_enabled():
             return torch.quantize_per_tensor(grad, 1, 0, torch.qint8)
         return grad * 2
 
-    assert without_rule(formula) == []
+    def enclosed(grad: torch.Tensor, slow: bool) -> torch.Tensor:
+        if not (slow or torch.is_grad_enabled()):
+            return torch.quantize_per_tensor(grad, 1, 0, torch.qint8)
+        return grad * 2
+
+    assert without_rule(negated) == without_rule(enclosed) == []
+
+
+def test_a_branch_that_may_run_while_backward_is_recorded_counts() -> None:
+    def formula(grad: torch.Tensor, fast: bool) -> torch.Tensor:
+        if fast or not torch.is_grad_enabled():
+            return torch.quantize_per_tensor(grad, 1, 0, torch.qint8)
+        return grad * 2
+
+    assert without_rule(formula) == ["torch.quantize_per_tensor"]
 
 
 def test_a_method_of_a_string_is_not_taken_for_a_tensors() -> None:

@@ -472,8 +472,19 @@ def test_autocast_gives_torchs_dtypes_and_values(kind: str) -> None:
         torch.testing.assert_close(plain(our), their.detach(), rtol=0.02, atol=0.02)
 
 
-def test_a_cell_of_complex_numbers_is_refused() -> None:
+@pytest.mark.parametrize("cell", [torch.rnn_tanh_cell, torch.gru_cell])
+def test_cells_of_complex_numbers_equal_torch(cell: Callable[..., torch.Tensor]) -> None:
+    gates = 3 if cell is torch.gru_cell else 1
+    shapes = ((2, 3), (2, 4), (4 * gates, 3), (4 * gates, 4))
+    data = [rand(*s, dtype=torch.complex128)(torch.device("cpu")) for s in shapes]
+    ours, theirs = [tracer.track(d.clone(), True) for d in data], [d.clone().requires_grad_() for d in data]
+    for leaves in (ours, theirs):
+        cell(*leaves).abs().sum().backward()
+    for own, their in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(plain(own.grad), their.grad)
+
+
+def test_the_rule_of_a_layer_refuses_complex_numbers() -> None:
     x, h, w, u = (torch.randn(s, dtype=torch.complex128) for s in ((2, 3), (2, 4), (4, 3), (4, 4)))
-    out = torch.rnn_tanh_cell(tracer.track(x, True), h, w, u)
     with pytest.raises(UnsupportedCallError, match="real numbers"):
-        out.real.sum().backward()
+        rnn_layer(tracer.track(x, True), h, w, u, None, None, False, [2], False)[0].abs().sum().backward()
