@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+import torch.testing._internal.common_utils  # puts a hypothesis profile of its own in force: here, before ours
 from hypothesis import HealthCheck, settings
 
 import ops_registry
@@ -41,7 +42,6 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 def no_state_left_behind() -> Iterator[None]:
     """A test that leaves global state changed fails."""
     torch.manual_seed(0)
-    settings.load_profile("default")  # torch's operator database puts one of its own in force when it is imported
     rules, graph = len(ops_registry.rules()), current.graph
     yield
     assert torch.is_grad_enabled(), "the test left grad mode off"
