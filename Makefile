@@ -23,7 +23,9 @@ check: $(VENV)/test $(VENV)/dev
 bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/per_op.py
 	$(BIN)/python benchmarks/networks.py
+	$(BIN)/python benchmarks/checkpointing.py
 	$(BIN)/python benchmarks/lifetimes.py
+	$(BIN)/python benchmarks/slowest_rules.py
 
 # One stamp a set of extras: what is installed already is not installed again.
 $(VENV)/%: pyproject.toml constraints.txt

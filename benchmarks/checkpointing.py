@@ -6,17 +6,12 @@ in turns in one process, peak memory in a fresh process each.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 import torch.utils.checkpoint
-from interleaved import compare, console, report
-from peak_memory import peak, print_peak
-from rich.table import Table
+from training import Step, run, training_step
 
-import nn
 import tracer
 
 
@@ -47,41 +42,14 @@ def torchs(block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 CHECKPOINT = {"torch": torchs, "glassgrad": tracer.checkpoint}
 
 
-def make_step(engine: str, checkpointed: str) -> Callable[[], object]:
-    """One training step: forward, backward, optimiser."""
+def make_step(network: str, engine: str) -> Step:
+    """A training step of the network, checkpointed or kept."""
     torch.manual_seed(0)
-    model = Deep(CHECKPOINT[engine] if checkpointed == "checkpointed" else None)
-    if engine == "glassgrad":
-        nn.track(model)
-    data, target = torch.randn(8, 128, 256), torch.randint(10, (8 * 128,))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-
-    def step() -> None:
-        F.cross_entropy(model(data).flatten(0, -2), target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    model = Deep(CHECKPOINT[engine] if network == "checkpointed" else None)
+    return training_step(model, engine, torch.randn(8, 128, 256), torch.randint(10, (8 * 128,)))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--peak", nargs=2, metavar=("ENGINE", "CHECKPOINTED"), help="only print the peak memory, in bytes"
-    )
-    parser.add_argument("--rounds", type=int, default=7)
-    options = parser.parse_args()
-    if options.peak:
-        print_peak(make_step(*options.peak))
-        return
-    table = Table("network", "torch MiB", "glassgrad MiB", "ratio", title="Peak memory of a training step above rest")
-    for checkpointed in ("checkpointed", "kept"):
-        timings = compare({e: make_step(e, checkpointed) for e in CHECKPOINT}, options.rounds, 1)
-        report(f"24 transformer blocks, {checkpointed}: one training step", timings, 1e-3, "ms")
-        theirs, ours = (peak(__file__, [e, checkpointed], 3) for e in CHECKPOINT)
-        table.add_row(checkpointed, f"{theirs / 2**20:.1f}", f"{ours / 2**20:.1f}", f"{ours / theirs:.3f}")
-    console.print(table)
-
+TITLES = {"checkpointed": "24 transformer blocks, checkpointed", "kept": "24 transformer blocks, kept"}
 
 if __name__ == "__main__":
-    main()
+    run(__file__, __doc__, make_step, TITLES, rounds=7, runs=3)

@@ -6,16 +6,9 @@ written into a buffer, one training step each. Time is measured in turns in one 
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
-from interleaved import compare, console, report
-from peak_memory import peak, print_peak
-from rich.table import Table
-
-import nn
+from training import Step, run, training_step
 
 
 class Block(torch.nn.Module):
@@ -82,8 +75,8 @@ class LSTM(torch.nn.Module):
         return self.head(states)
 
 
-def make_step(network: str, engine: str) -> Callable[[], object]:
-    """One training step: forward, backward, optimiser."""
+def make_step(network: str, engine: str) -> Step:
+    """A training step of one of the networks."""
     torch.manual_seed(0)
     if network == "cnn":
         model, data, target = resnet18(), torch.randn(32, 3, 64, 64), torch.randint(10, (32,))
@@ -91,40 +84,14 @@ def make_step(network: str, engine: str) -> Callable[[], object]:
         model, data, target = LSTM(), torch.randn(32, 200, 64), torch.randint(10, (32 * 200,))
     else:
         model, data, target = transformer(), torch.randn(8, 128, 256), torch.randint(10, (8 * 128,))
-    if engine == "glassgrad":
-        nn.track(model)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-
-    def step() -> None:
-        F.cross_entropy(model(data).flatten(0, -2), target).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    return step
+    return training_step(model, engine, data, target, momentum=0.9)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "--peak", nargs=2, metavar=("NETWORK", "ENGINE"), help="only print the peak memory of one step, in bytes"
-    )
-    parser.add_argument("--rounds", type=int, default=15)
-    options = parser.parse_args()
-    if options.peak:
-        print_peak(make_step(*options.peak))
-        return
-    table = Table("network", "torch MiB", "glassgrad MiB", "ratio", title="Peak memory of a training step above rest")
-    for network, title in (
-        ("cnn", "ResNet-18-shaped CNN, 32x3x64x64"),
-        ("transformer", "4-layer transformer, 8x128x256"),
-        ("lstm", "LSTM written out, 32x200x64"),
-    ):
-        timings = compare({e: make_step(network, e) for e in ("torch", "glassgrad")}, options.rounds, 1)
-        report(f"{title}: one training step", timings, 1e-3, "ms")
-        theirs, ours = (peak(__file__, [network, engine], 5) for engine in ("torch", "glassgrad"))
-        table.add_row(network, f"{theirs / 2**20:.1f}", f"{ours / 2**20:.1f}", f"{ours / theirs:.3f}")
-    console.print(table)
-
+TITLES = {
+    "cnn": "ResNet-18-shaped CNN, 32x3x64x64",
+    "transformer": "4-layer transformer, 8x128x256",
+    "lstm": "LSTM written out, 32x200x64",
+}
 
 if __name__ == "__main__":
-    main()
+    run(__file__, __doc__, make_step, TITLES, rounds=15, runs=5)

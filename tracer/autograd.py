@@ -103,7 +103,8 @@ def _batched(
     grad_outputs: Any,
     retain_graph: bool,
     create_graph: bool,
-    *options: Any,
+    allow_unused: bool | None,
+    materialize_grads: bool,
 ) -> tuple[torch.Tensor | None, ...]:
     given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or ())
     sizes = {g.shape[0] for g in given if g is not None and g.dim()}
@@ -120,10 +121,8 @@ def _batched(
             [None if g is None else g[i] for g in given],
             retain_graph or i + 1 < size,
             create_graph,
-            True,
-            options[0],
-            False,
-            options[1],
+            allow_unused=allow_unused,
+            materialize_grads=materialize_grads,
         )
         for i in range(size)
     ]

@@ -9,12 +9,10 @@ from typing import Any
 
 import torch
 
-from ops_registry.rule import Formula, Rule, Step, Variant
-from ops_registry.signatures import Signature
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import SecondDerivativeError, UnsupportedError
 from tracer.graph import enter
-from tracer.node import Node
+from tracer.node import Node, joint_variant
 from tracer.parents import any_node
 from tracer.refusing import refusing_alias
 from tracer.tensor import Tensor, plain_alias
@@ -102,11 +100,7 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             f"Write a rule for it."
         )
 
-    inputs = tuple(f"input{i}" for i in range(len(parents)))
-    formula = Formula(ask_torch, inputs, True, ("grad",))
-    positions = tuple(range(len(parents)))
-    rule = Rule(f"torch:{name}", Signature(inputs, {}, returns_list=not single), (formula,))
-    variant = Variant(rule, (Step(formula, ask_torch, positions, (True,) * len(parents), 0, True),), (), None, ())
+    variant = joint_variant(f"torch:{name}", ask_torch, len(parents), returns_list=not single)
     first = items[carrying[0]]
     node = enter(Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None))
     if not single:

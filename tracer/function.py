@@ -13,8 +13,6 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ops_registry.rule import Formula, Rule, Step, Variant
-from ops_registry.signatures import Signature
 from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction, TensorBase
 from tracer.context import FunctionContext, SavedTensor
 from tracer.errors import FunctionError, InPlaceError, SecondDerivativeError
@@ -22,7 +20,7 @@ from tracer.graph import enter
 from tracer.hidden import Following
 from tracer.inplace import check_write
 from tracer.keeping import note_write
-from tracer.node import Node
+from tracer.node import Node, joint_variant
 from tracer.packing import PACKED
 from tracer.parents import DIFFERENTIABLE, any_node
 from tracer.refusing import refusing_alias
@@ -50,12 +48,7 @@ class FunctionNode(Node):
     __slots__ = ("cls", "ctx", "results")
 
     def __init__(self, cls: Any, ctx: FunctionContext, parents: tuple[Any, ...], results: list[Any]) -> None:
-        inputs = tuple(f"input{i}" for i in range(len(parents)))
-        user_backward = _user_backward(cls)
-        formula = Formula(user_backward, inputs, True, ("grad",))
-        step = Step(formula, user_backward, tuple(range(len(parents))), (True,) * len(parents), 0, True)
-        variant = Variant(Rule(cls.__name__, Signature(inputs, {}), (formula,)), (step,), (), None, ())
-        super().__init__(variant, parents, None, None)
+        super().__init__(joint_variant(cls.__name__, _user_backward(cls), len(parents)), parents, None, None)
         self.cls = cls
         self.ctx = ctx
         #: Shape, dtype and device of each result, None for one that is no tensor.
@@ -64,7 +57,7 @@ class FunctionNode(Node):
     @property
     def title(self) -> str:
         """How errors name the Function."""
-        return f"the Function {self.cls.__qualname__}"
+        return _title(self.cls)
 
     def name(self) -> str:
         return f"{self.cls.__name__}Backward"
@@ -78,11 +71,7 @@ class FunctionNode(Node):
 
     def reveal(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
         """An alias of a hidden value, which raises when a gradient comes to it."""
-        return refusing_alias(tensor, f"hidden:{self.op}", lambda: self._hidden(what, tensor.shape), self.inputs())
-
-    def inputs(self) -> list[Node]:
-        """The nodes of the inputs that want a gradient."""
-        return [p for p in self.parents if p is not None]
+        return refusing_alias(tensor, f"hidden:{self.op}", lambda: self._hidden(what, tensor.shape), self.parents)
 
     def _hidden(self, what: str, shape: torch.Size) -> Exception:
         return SecondDerivativeError(
@@ -147,7 +136,7 @@ class FunctionNode(Node):
 
     def _refusing(self, results: Any, grads: tuple[Any, ...]) -> Any:
         """The gradients of a ``backward`` that may be differentiated once."""
-        parents = [*self.inputs(), *(g._node for g in grads if type(g) is Tensor and g._node is not None)]
+        parents = [*self.parents, *(g._node for g in grads if type(g) is Tensor and g._node is not None)]
 
         def error() -> Exception:
             return SecondDerivativeError(
@@ -184,13 +173,15 @@ class FunctionNode(Node):
         return tuple(wanted)
 
 
+def _title(cls: Any) -> str:
+    return f"the Function {cls.__qualname__}"
+
+
 def _user_backward(cls: Any) -> Callable[..., Any]:
     """``backward``, or ``vjp``, which is another name for it."""
     has_backward, has_vjp = cls.backward is not SingleLevelFunction.backward, cls.vjp is not SingleLevelFunction.vjp
     if has_backward and has_vjp:
-        raise FunctionError(
-            f"the Function {cls.__qualname__} defines both backward and vjp, which are two names for one thing"
-        )
+        raise FunctionError(f"{_title(cls)} defines both backward and vjp, which are two names for one thing")
     return cls.vjp if has_vjp else cls.backward
 
 
@@ -204,7 +195,7 @@ def _apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
-    title = f"the Function {cls.__qualname__}"
+    title = _title(cls)
     ctx = FunctionContext(tuple([n is not None for n in nodes]), tuple([isinstance(a, torch.Tensor) for a in args]))
     wanting = [a for a, n in zip(args, nodes, strict=True) if n is not None]
     versions = [_version(a) for a in wanting]
@@ -298,7 +289,11 @@ def _mark_outputs(
         if meta is None:
             marked.append(out)
         elif not meta[3]:
-            marked.append(plain_alias(out) if came_in and not written else _without_history(out))
+            if written and type(out) is Tensor:
+                out._node = None  # its history was that of the value before
+            # What is somebody else's keeps its history.
+            theirs = not written and (came_in or getattr(out, "_node", None) is not None)
+            marked.append(plain_alias(out) if theirs else out)
         elif written:
             check_write(out, node.op)
             prepare(out, node.op)
@@ -322,12 +317,6 @@ def _mark_outputs(
 def _view_of(tensor: torch.Tensor) -> Any:
     with torch.no_grad():
         return TensorBase.view_as(tensor, tensor)
-
-
-def _without_history(tensor: Any) -> Any:
-    if type(tensor) is Tensor:
-        tensor._node = None
-    return tensor
 
 
 def _save(

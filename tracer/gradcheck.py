@@ -16,10 +16,9 @@ import torch
 from ops_registry.checking import plain, strewn
 from ops_registry.jacobians import Jacobian, directional, from_rows, numerical_jacobians, parts_of, unit_cotangents
 from ops_registry.mistakes import diagnose, worst
-from ops_registry.registry import use
-from ops_registry.torch_private import TorchFunctions, UndefinedGrad
 from tracer.errors import GradcheckError, GradientArgumentError, UnsupportedError
 from tracer.tensor import Tensor, track
+from tracer.undefined import without_gradient
 
 Function = Callable[..., torch.Tensor | Sequence[torch.Tensor]]
 Inputs = torch.Tensor | Sequence[Any]
@@ -205,16 +204,6 @@ def _random(like: torch.Tensor, with_gaps: bool = False) -> torch.Tensor:
         high=1,
         noncontiguous=with_gaps and like.numel() > 1,
     )
-
-
-def _nothing_flows(grad: Any) -> None:
-    return None
-
-
-def without_gradient(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, through a call that sends nothing back: what comes before it sees a gradient that is not there."""
-    with use({torch.clone: _nothing_flows}):
-        return tensor.clone()
 
 
 # ---------------------------------------------------------------------------------------------- the check
@@ -501,13 +490,3 @@ def _number(parts: Sequence[torch.Tensor]) -> torch.Tensor:
 
 def _shown(value: complex) -> str:
     return f"{value:.10g}" if value.imag else f"{value.real:.10g}"
-
-
-class _UndefinedGrad:
-    """The identity with which torch's own ``gradcheck`` takes a result's gradient away; torch's works on its own tensors only."""
-
-    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        return without_gradient(tensor) if isinstance(tensor, Tensor) else UndefinedGrad()(tensor)
-
-
-TorchFunctions.UndefinedGrad = _UndefinedGrad

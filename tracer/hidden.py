@@ -16,6 +16,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ops_registry import registry
 from ops_registry.rule import Formula
+from tracer.inplace import is_in_place
 from tracer.parents import DIFFERENTIABLE
 from tracer.tensor import Tensor
 
@@ -57,8 +58,8 @@ class Following(TorchFunctionMode):
         result = func(*args, **kwargs) if kwargs else func(*args)
         if dependent and not _is_constant(func):
             self._mark(result)
-            if args and name.endswith("_"):
-                self._mark(args[0])  # written in place
+            if args and is_in_place(func):
+                self._mark(args[0])
             self._mark(kwargs.get("out"))
         return result
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.rule import Rule, Variant
+from ops_registry.rule import Formula, Rule, Step, Variant
 from ops_registry.signatures import Signature
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
@@ -177,6 +177,24 @@ class Bridge(Node):
 
     def name(self) -> str:
         return "TorchBackward"
+
+
+def joint_variant(
+    name: str,
+    call: Callable[..., Any],
+    count: int,
+    *,
+    written: Callable[..., Any] | None = None,
+    returns_list: bool = False,
+) -> Variant:
+    """The variant of a call that is not in the registry: ``call(grad, kept, needs)`` gives the gradients of its ``count`` inputs at once.
+
+    ``written`` is the function that errors name, where it is another one.
+    """
+    inputs = tuple(f"input{i}" for i in range(count))
+    formula = Formula(written or call, inputs, True, ("grad",))
+    step = Step(formula, call, tuple(range(count)), (True,) * count, 0, True)
+    return Variant(Rule(name, Signature(inputs, {}, returns_list=returns_list), (formula,)), (step,), (), None, ())
 
 
 def _marker(name: str) -> Variant:

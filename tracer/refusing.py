@@ -7,10 +7,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ops_registry.rule import Formula, Rule, Step, Variant
-from ops_registry.signatures import Signature
 from tracer.graph import enter
-from tracer.node import Node
+from tracer.node import Node, joint_variant
 from tracer.tensor import Tensor, plain_alias
 
 
@@ -22,11 +20,7 @@ def refusing_node(
     def refuse(grad: Any, kept: tuple[Any, ...], needs: tuple[bool, ...] | None) -> NoReturn:
         raise error()
 
-    inputs = tuple(f"input{i}" for i in range(len(parents)))
-    formula = Formula(refuse, inputs, True, ("grad",))
-    step = Step(formula, refuse, tuple(range(len(parents))), (True,) * len(parents), 0, True)
-    variant = Variant(Rule(name, Signature(inputs, {}), (formula,)), (step,), (), None, ())
-    return enter(Node(variant, tuple(parents), shape, dtype))
+    return enter(Node(joint_variant(name, refuse, len(parents)), tuple(parents), shape, dtype))
 
 
 def refusing_alias(tensor: torch.Tensor, name: str, error: Callable[[], Exception], parents: Sequence[Node]) -> Tensor:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from support.training import accuracy, digits, fit, plain
+from support.checking import plain
+from support.training import accuracy, digits, fit
 
 import nn
 import tracer

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from support.training import accuracy, compare, fit, plain
+from support.checking import plain
+from support.training import accuracy, compare, fit
 
 import nn
 import tracer

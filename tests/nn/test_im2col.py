@@ -10,7 +10,8 @@ import torch
 import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
-from support.training import accuracy, digits, fit, plain
+from support.checking import plain
+from support.training import accuracy, digits, fit
 
 import nn
 import tracer

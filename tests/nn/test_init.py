@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.training import accuracy, digits, plain
+from support.checking import plain
+from support.training import accuracy, digits
 
 import nn
 import tracer

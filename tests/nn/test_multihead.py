@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from support.training import accuracy, compare, digits, fit, plain
+from support.checking import plain
+from support.training import accuracy, compare, digits, fit
 
 import nn
 import tracer

@@ -35,7 +35,7 @@ from ops_registry.checking import can_have_gradient, leaves_of, native_leaf, tra
 from ops_registry.conformance_run import Sample, Way, ways
 from support.op_samples import operators, samples_of, seed
 from tracer import Tensor
-from tracer.node import Leaf, Node, flat
+from tracer.node import Leaf, Node, flat, parts_of
 
 EXCEPTIONS = Path(__file__).with_name("kept_bytes_exceptions.json")
 
@@ -52,21 +52,10 @@ def storages(tensors: Sequence[torch.Tensor]) -> Storages:
     """The storages of tensors of any layout, by identity."""
     found: Storages = {}
     for tensor in tensors:
-        for part in parts(tensor):
+        for part in parts_of(tensor):
             storage = part.untyped_storage()
             found[storage._cdata] = storage
     return found
-
-
-def parts(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The dense tensors that a tensor consists of."""
-    if tensor.layout is torch.sparse_coo:
-        return tensor._indices(), tensor._values()
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return tensor.crow_indices(), tensor.col_indices(), tensor.values()
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return tensor.ccol_indices(), tensor.row_indices(), tensor.values()
-    return (tensor,)
 
 
 @dataclass(frozen=True)

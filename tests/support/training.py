@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tracer
+from support.checking import plain
 
 
 @functools.cache
@@ -85,8 +86,3 @@ def compare(
     for name, parameter in parameters.items():
         assert type(our_parameters[name]) is tracer.Tensor
         torch.testing.assert_close(our_parameters[name].grad, parameter.grad, msg=lambda m, name=name: f"{name}: {m}")
-
-
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The values, as torch's own tensor."""
-    return tensor.detach().as_subclass(torch.Tensor)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.utils.checkpoint
+from support.functions import Square
 
 import nn
 import tracer
@@ -196,17 +197,6 @@ def test_several_arguments_keywords_and_results() -> None:
 
 
 def test_a_custom_function_inside_saves_nothing_until_it_is_run_again() -> None:
-    class Square(tracer.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            (x,) = ctx.saved_tensors
-            return 2 * x * grad
-
     x = tracer.tensor([3.0], requires_grad=True)
     tracer.checkpoint(lambda y: Square.apply(y.exp()).sin(), x).sum().backward()
     e = torch.tensor([3.0]).exp()

@@ -328,3 +328,57 @@ def test_hooks_of_the_node_see_both_gradients() -> None:
     y.grad_fn.register_hook(lambda inputs, outputs: seen.append((inputs, outputs)))
     y.sum().backward()
     assert [t.tolist() for t in (*seen[0][0], *seen[0][1])] == [[3.0], [1.0]]
+
+
+def test_a_tensor_of_somebody_elses_returned_as_a_constant_keeps_its_history() -> None:
+    parameter = tracer.tensor([1.0], requires_grad=True)
+
+    class WithConstant(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            ctx.mark_non_differentiable(parameter)
+            return x * 2, parameter
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any, other: Any) -> Any:
+            return 2 * grad
+
+    _, constant = WithConstant.apply(tracer.tensor([1.0], requires_grad=True))
+    assert parameter.requires_grad and not constant.requires_grad
+
+
+def test_an_input_written_in_place_to_a_constant_loses_its_history() -> None:
+    class Zeroed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            x.zero_()
+            ctx.mark_dirty(x)
+            ctx.mark_non_differentiable(x)
+            return x
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            return grad
+
+    x = tracer.tensor([1.0], requires_grad=True) * 3
+    assert Zeroed.apply(x) is x and not x.requires_grad
+
+
+def test_what_is_read_by_an_operator_method_is_not_taken_for_written() -> None:
+    """``1 - x`` arrives as ``__rsub__``: its name ends like that of an in-place method."""
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any, weight: Any) -> Any:
+            _ = weight.__rsub__(x)
+            ctx.save_for_backward(x, weight.clone())
+            return x * x * weight
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            x, weight = ctx.saved_tensors
+            return 2 * grad * x * weight, None
+
+    x = tracer.tensor([3.0], requires_grad=True)
+    (g,) = torch.autograd.grad(Scaled.apply(x, torch.tensor([5.0])).sum(), x, create_graph=True)
+    assert torch.autograd.grad(g.sum(), x)[0].tolist() == [10.0]

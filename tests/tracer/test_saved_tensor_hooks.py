@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from support.functions import Square
 
 import tracer
 
@@ -158,17 +159,6 @@ def test_hooks_run_with_interception_on() -> None:
 
 
 def test_a_custom_functions_saved_tensors_are_packed() -> None:
-    class Square(tracer.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Any) -> Any:
-            ctx.save_for_backward(x)
-            return x * x
-
-        @staticmethod
-        def backward(ctx: Any, grad: Any) -> Any:
-            (x,) = ctx.saved_tensors
-            return 2 * x * grad
-
     x = leaf(3.0)
     with tracer.saved_tensors_hooks(lambda t: t + 1, identity):
         y = Square.apply(x)

@@ -16,23 +16,12 @@ import torch
 import torch.nn.functional as F
 from support.analytic import assert_values
 from support.checking import Case, case, plain, rand, run_case
+from support.sparse import PLACES, TWICE, coo, long
 
 import tracer
 
 COMPLEX = torch.complex128
 T = torch.Tensor
-
-#: (0, 2), (1, 0), (1, 2); and (1, 0) once more.
-PLACES = ((0, 1, 1), (2, 0, 2))
-TWICE = ((0, 1, 1, 1), (2, 0, 2, 0))
-
-
-def long(data: Any, like: T) -> T:
-    return torch.tensor(data, dtype=torch.int64, device=like.device)
-
-
-def coo(v: T, places: Any = TWICE, shape: tuple[int, ...] = (2, 3), **options: Any) -> T:
-    return torch.sparse_coo_tensor(long(places, v), v, shape, **options)
 
 
 def csr(v: T, shape: tuple[int, ...] = (2, 3)) -> T:
