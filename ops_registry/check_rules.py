@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import re
 import sys
 import tempfile
@@ -27,6 +26,7 @@ from ops_registry.rule_check import DTYPES, RuleReport, check_samples
 from ops_registry.rule_makers import made
 from ops_registry.rule_run import Options
 from ops_registry.rule_samples import Harvest, Sample, database
+from ops_registry.workers import Work, run_all
 
 #: Rules that fail for a reason that is known: the kind of mistake that they are taken for, and the reason.
 KNOWN: dict[str, tuple[str, str]] = {
@@ -88,8 +88,8 @@ KNOWN: dict[str, tuple[str, str]] = {
 #: Rules whose op gives what happens to lie in memory.
 UNDEFINED = ("empty_like", "new_empty", "new_empty_strided")
 
-#: Sent to each worker at once.
-CHUNK = 8
+#: Seconds for one rule in a worker process.
+PATIENCE = 300.0
 
 
 @dataclass
@@ -159,15 +159,17 @@ _harvested: dict[str, list[Sample]] = {}
 
 def _start(path: str) -> None:
     """What a worker process does first."""
-    import tracer  # noqa: F401  (loaded before anyone looks at the clock)
-
-    torch.set_num_threads(1)
     _harvested.update(torch.load(path, weights_only=False))
 
 
 def _work(job: tuple[str, int]) -> Outcome:
     name, max_examples = job
     return run(name, _harvested.get(name, ()), max_examples)
+
+
+def _lost(job: tuple[str, int], cause: str, seconds: float) -> Outcome:
+    name, _ = job
+    return Outcome(name, kind_of(registry._RULES[name]), "wrong", mistake="lost", message=cause, seconds=seconds)
 
 
 def sweep(names: Sequence[str], harvested: dict[str, list[Sample]], max_examples: int, jobs: int) -> Iterator[Outcome]:
@@ -179,9 +181,7 @@ def sweep(names: Sequence[str], harvested: dict[str, list[Sample]], max_examples
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "samples.pt")
         torch.save(harvested, path)
-        context = multiprocessing.get_context("spawn")
-        with context.Pool(jobs, _start, (path,)) as pool:
-            yield from pool.imap_unordered(_work, [(n, max_examples) for n in names], CHUNK)
+        yield from run_all(Work(_start, path, _work, _lost), [(n, max_examples) for n in names], jobs, PATIENCE)
 
 
 def harvest(names: Sequence[str], per_rule: int) -> dict[str, list[Sample]]:

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import torch
 
-from ops_registry.conformance_run import DTYPES, OP_DB, Job, Outcome, applies, load_ops, tier_of
-from ops_registry.conformance_workers import run_all
+from ops_registry.conformance_run import DTYPES, OP_DB, Job, Outcome, applies, load_ops, lost, run, tier_of
+from ops_registry.workers import Work, run_all
 
 KNOWN_GAPS = Path(__file__).parent / "known_gaps.json"
 
@@ -209,7 +209,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("No operator fits these options.", file=sys.stderr)
         return 2
     jobs = [Job(n, options.dtype, options.order, options.device, options.samples, options.source) for n in names]
-    outcomes = list(shown(run_all(jobs, options.jobs, options.timeout), len(jobs)))
+    outcomes = list(
+        shown(run_all(Work(load_ops, options.source, run, lost), jobs, options.jobs, options.timeout), len(jobs))
+    )
     outcomes.sort(key=lambda o: (o.tier, o.op))
     verdict = judge(outcomes, read_gaps(options.gaps))
     if options.json is not None:

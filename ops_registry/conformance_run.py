@@ -253,6 +253,13 @@ def samples_of(op: Any, job: Job) -> Iterator[Sample]:
     return map(Sample.of, itertools.islice(taken, job.samples))
 
 
+def lost(job: Job, cause: str, seconds: float) -> Outcome:
+    """What came of an operator whose process crashed or ran out of time."""
+    outcome = Outcome(job.op, tier_of(job.op), job.dtype, job.order, seconds=seconds)
+    outcome.fail(cause)
+    return outcome
+
+
 def run(job: Job) -> Outcome:
     """Every spelling of one operator on every sample. Nothing but an end of the process keeps it from an answer."""
     began = time.perf_counter()

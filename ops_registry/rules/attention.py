@@ -64,6 +64,8 @@ def takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa
     """Whether torch would take its fused kernel for the CPU, where no gradient of the mask is wanted."""
     if query.device.type != "cpu" or (mask is not None and mask.dtype != query.dtype):
         return False
+    if not (query.numel() and key.numel() and value.numel()):
+        return False  # it divides by the sizes, and would end the process
     choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return choice == SDPBackend.FLASH_ATTENTION.value
 

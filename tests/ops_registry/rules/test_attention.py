@@ -282,3 +282,11 @@ def test_a_causal_transformer_layer_in_training_equals_torch(device: torch.devic
 def test_under_autocast_dtypes_and_gradients_equal_torch(name: str, device: torch.device) -> None:
     function, *makers = AUTOCAST[name]
     check_under_autocast(function, makers, device, rtol=2e-2, atol=2e-2)
+
+
+@pytest.mark.parametrize("shape", [(2, 2, 3, 0), (2, 2, 0, 4), (0, 2, 3, 4)], ids=str)
+def test_attention_over_nothing_is_nothing(shape: tuple[int, ...], device: torch.device) -> None:
+    x = tracer.track(rand(*shape)(device), True)
+    out = F.scaled_dot_product_attention(x, x, x)
+    (g,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    assert out.shape == g.shape == shape
