@@ -186,7 +186,7 @@ def combinations(grad, input_shape, r, with_replacement):
 
 def _vander(grad, x):
     """For columns x^0, x^1, ..."""
-    powers = torch.arange(1, grad.shape[-1], device=grad.device)
+    powers = torch.arange(1, max(grad.shape[-1], 1), device=grad.device)
     return (grad[..., 1:] * (powers * x.conj().unsqueeze(-1) ** (powers - 1))).sum(-1)
 
 

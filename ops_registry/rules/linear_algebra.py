@@ -231,7 +231,7 @@ def tensorsolve(input, other, dims):
     if dims is not None:
         input = input.movedim(tuple(dims), tuple(range(input.ndim - len(dims), input.ndim)))
     unknown = input.shape[other.ndim :]
-    return torch.linalg.solve(input.reshape(other.numel(), -1), other.reshape(-1)).reshape(unknown)
+    return torch.linalg.solve(input.reshape(other.numel(), unknown.numel()), other.reshape(-1)).reshape(unknown)
 
 
 @decomposition(torch.linalg.cond)

@@ -31,6 +31,8 @@ def multi_margin_loss(grad, input, target, p, margin, weight, reduction):
 
 @backward(aten.multi_margin_loss_backward, wrt="grad_output")
 def multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction):
+    if input.dim() == 0:
+        return None  # the only class has no other to be told from
     ones = torch.ones_like(grad.select(-1, 0))
     slope = aten.multi_margin_loss_backward(ones, input, target, p, margin, weight, NONE)
     return gathered((grad * slope).sum(-1), reduction)
@@ -38,7 +40,7 @@ def multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction
 
 @backward(aten.multi_margin_loss_backward, wrt="input")
 def multi_margin_loss_backward_input(grad, grad_output, input, target, p, margin, weight, reduction):
-    if p == 1:
+    if p == 1 or input.dim() == 0:
         return None
     target = target.reshape(*input.shape[:-1], 1)
     violated = (margin - input.gather(-1, target) + input > 0).scatter(-1, target, False)

@@ -115,11 +115,15 @@ def trapezoid_at(y, x, dim):
 
 @decomposition(aten.cumulative_trapezoid.dx)
 def cumulative_trapezoid(y, dx, dim):
+    if y.shape[dim] == 0:
+        return y.cumsum(dim)
     return (_pair_sums(y, dim) * (dx / 2)).cumsum(dim)
 
 
 @decomposition(aten.cumulative_trapezoid.x)
 def cumulative_trapezoid_at(y, x, dim):
+    if y.shape[dim] == 0:
+        return y.cumsum(dim)
     return (_pair_sums(y, dim) * _spacings(y, x, dim)).cumsum(dim) / 2
 
 

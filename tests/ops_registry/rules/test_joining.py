@@ -246,3 +246,9 @@ def test_empty_list_of_values_joins() -> None:
     x = tracer.tensor([], requires_grad=True)
     torch.cat([x, values([1.0])(torch.device("cpu"))]).sum().backward()
     assert x.grad.shape == (0,)
+
+
+def test_vander_of_nothing_has_an_empty_gradient(device: torch.device) -> None:
+    x = tracer.track(rand(0)(device), True)
+    (g,) = torch.autograd.grad(torch.vander(x).sum(), x)
+    assert g.shape == (0,)

@@ -297,3 +297,10 @@ def test_system_with_a_constant_matrix_gives_the_right_side_its_gradient_alone(d
     a, b = regular(3, 3)(device), tracer.track(rand(3, 2)(device), True)
     torch.linalg.solve(a, b).sum().backward()
     torch.testing.assert_close(plain(b.grad), torch.linalg.solve(a.mT, torch.ones(3, 2, dtype=a.dtype, device=device)))
+
+
+def test_tensorsolve_of_nothing_has_empty_gradients(device: torch.device) -> None:
+    a, b = tracer.track(rand(0, 1, 0)(device), True), tracer.track(rand(1, 0, seed=1)(device).reshape(0, 1), True)
+    out = torch.linalg.tensorsolve(a, b)
+    grads = torch.autograd.grad(out.sum(), [a, b], create_graph=True)
+    assert [g.shape for g in grads] == [(0, 1, 0), (0, 1)]

@@ -276,3 +276,9 @@ def test_soft_margin_loss_of_complex_numbers_equals_differences() -> None:
     z = torch.tensor([0.3 + 0.4j, -0.2 + 1.1j], dtype=torch.complex128)
     y = torch.tensor([1.0 - 0.5j, 0.7 + 0.2j], dtype=torch.complex128)
     assert tracer.gradcheck(F.soft_margin_loss, (tracer.track(z, True), tracer.track(y, True)))
+
+
+def test_multi_margin_loss_of_one_number_is_flat_to_second_order(device: torch.device) -> None:
+    x = tracer.tensor(0.5, dtype=torch.float64, device=device, requires_grad=True)
+    (g,) = torch.autograd.grad(F.multi_margin_loss(x, torch.tensor(0, device=device), p=2), x, create_graph=True)
+    assert g.item() == 0 and torch.autograd.grad(g, x)[0].item() == 0

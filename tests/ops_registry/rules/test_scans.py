@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from support.checking import Case, case, plain, rand, run_case, values
@@ -207,3 +209,13 @@ def test_trapezoid_refuses_a_wrong_number_of_sample_points(device: torch.device)
 def test_gradient_refuses_too_few_samples_for_its_edge_order(device: torch.device) -> None:
     with pytest.raises(UnsupportedCallError, match="edge_order"):
         torch.gradient(tracked([1.0, 2.0], device), edge_order=2)
+
+
+@pytest.mark.parametrize("more", [{}, {"x": torch.zeros(0)}, {"dx": 0.5}], ids=["plain", "x", "dx"])
+def test_cumulative_integral_over_nothing_is_empty(more: dict[str, Any], device: torch.device) -> None:
+    y = tracer.track(rand(3, 0)(device), True)
+    out = torch.cumulative_trapezoid(
+        y, **{k: v.to(device) if isinstance(v, torch.Tensor) else v for k, v in more.items()}
+    )
+    (g,) = torch.autograd.grad(out.sum(), y, create_graph=True)
+    assert out.shape == g.shape == (3, 0)
