@@ -259,6 +259,13 @@ def losses() -> Iterator[Call]:
             nn + "cross_entropy of pixels": (F.cross_entropy, likelihood, labels),
             nn + "cross_entropy, smoothed": (lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1), x, classes),
             nn + "cross_entropy with probabilities": (F.cross_entropy, x, fixed(lambda: torch.rand(POINTS).softmax(1))),
+            nn + "ctc_loss": (
+                lambda x, y, n, m: F.ctc_loss(x.log_softmax(2), y, n, m),
+                normal(150, 32, 64),
+                fixed(lambda: torch.randint(1, 64, (32, 30))),
+                fixed(lambda: torch.full((32,), 150)),
+                fixed(lambda: torch.randint(10, 30, (32,))),
+            ),
             nn + "gaussian_nll_loss": (F.gaussian_nll_loss, x, target, p),
             nn + "hinge_embedding_loss": (F.hinge_embedding_loss, points, sign),
             nn + "huber_loss": (F.huber_loss, x, target),

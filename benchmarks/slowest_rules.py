@@ -28,7 +28,6 @@ import tracer
 #: Ops that are not measured, with the reason.
 LEFT_OUT = {
     "__rmod__": "torch has no derivative of a number modulo a tensor",
-    "nn.functional.ctc_loss": "its rule is young",
     "nn.functional.one_hot": "no gradient",
 }
 

@@ -66,7 +66,10 @@ KNOWN: dict[str, tuple[str, str]] = {
         "raises",
         "attention of complex numbers is refused; torch takes it where it is empty",
     ),
-    "sparse_coo_tensor": ("result", "the C function beneath torch.sparse_coo_tensor never reaches interception"),
+    **dict.fromkeys(
+        ["sparse_coo_tensor", "sparse_compressed_tensor"],
+        ("result", "the C function beneath torch's own never reaches interception"),
+    ),
     "least_squares": ("result", "residuals that are empty, and stand for none, require grad here and not in torch"),
     "cumulative_trapezoid.x": (
         "result",
