@@ -131,7 +131,7 @@ def scaled_dot_product_attention(
         weights = attention_weights(query, key, attn_mask, is_causal, s)
 
     def dropped(x):
-        return x if dropout_p == 0 else x * 0 if kept is None else undrop(x, kept, dropout_p)
+        return x if dropout_p == 0 else x * 0 if kept is None else undrop(x, kept, 1 / (1 - dropout_p))
 
     by_query = by_key = by_value = by_scores = None
     if needs[2]:

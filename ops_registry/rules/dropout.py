@@ -37,10 +37,12 @@ def drop(input, p):
     return noise.div_(1 - p).mul_(input), mask
 
 
-def undrop(grad, mask, p):
-    """``grad`` times the noise that ``mask`` stands for."""
-    # Signed bytes become numbers much faster than bools do. The mask is a constant: its noise may be divided in place.
-    return grad * mask.view(torch.int8).to(grad.dtype).div_(1 - p)
+def undrop(grad, mask, scale):
+    """``grad`` times the noise that ``mask`` stands for: ``scale`` where it holds, 0 elsewhere."""
+    noise = mask.view(torch.int8).to(grad.dtype)  # signed bytes become numbers much faster than bools do
+    if noise.shape != grad.shape:
+        return grad * (noise * scale)
+    return torch.addcmul(grad.new_zeros(()), grad, noise, value=scale)
 
 
 def undropped(grad, train, p):
@@ -57,7 +59,7 @@ def forward_dropout(input, p, train):
 
 @backward(torch.dropout, forward=forward_dropout)
 def dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else undrop(grad, mask, p)
+    return undropped(grad, train, p) if mask is None else undrop(grad, mask, 1 / (1 - p))
 
 
 def forward_feature_dropout(input, p, train):
@@ -69,7 +71,7 @@ def forward_feature_dropout(input, p, train):
 
 @backward(torch.feature_dropout, forward=forward_feature_dropout)
 def feature_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else undrop(grad, mask, p)
+    return undropped(grad, train, p) if mask is None else undrop(grad, mask, 1 / (1 - p))
 
 
 # Alpha dropout: x -> a (m x + (m - 1) floor + p floor) with a bool mask m has the mean and variance of x ~ N(0, 1).
@@ -91,7 +93,7 @@ def forward_alpha(func, make_noise, least_rank, input, p, train):
 
 @backward(torch.alpha_dropout, forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0))
 def alpha_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else grad * (mask.view(torch.int8).to(grad.dtype) * slope(p))
+    return undropped(grad, train, p) if mask is None else undrop(grad, mask, slope(p))
 
 
 @backward(
@@ -99,7 +101,7 @@ def alpha_dropout(grad, mask, p, train):
     forward=functools.partial(forward_alpha, torch.feature_alpha_dropout, noise_per_channel, 2),
 )
 def feature_alpha_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else grad * (mask.view(torch.int8).to(grad.dtype) * slope(p))
+    return undropped(grad, train, p) if mask is None else undrop(grad, mask, slope(p))
 
 
 # native_dropout returns its mask, and may be told to train by None.
@@ -114,9 +116,9 @@ def forward_native_dropout(input, p, train):
 def native_dropout(grad, mask, p, train):
     if train is False:
         return grad
-    return grad * (mask.view(torch.int8).to(grad.dtype) * (0.0 if p == 1 else 1 / (1 - p)))
+    return undrop(grad, mask, 0.0 if p == 1 else 1 / (1 - p))
 
 
 @backward(torch.ops.aten.native_dropout_backward, wrt="grad_output")
 def native_dropout_backward(grad, mask, scale):
-    return grad * (mask.view(torch.int8).to(grad.dtype) * scale)
+    return undrop(grad, mask, scale)

@@ -4,7 +4,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_at, add_slices
+from ops_registry.rules.helpers import add_slices
 
 # Joining: each tensor's gradient is the part of the whole that it filled.
 
@@ -176,9 +176,15 @@ def cartesian_prod(tensors):
 
 @backward(torch.combinations)
 def combinations(grad, input_shape, r, with_replacement):
-    places = torch.arange(input_shape[0], device=grad.device)
-    chosen = torch.combinations(places, r, with_replacement)
-    return add_at(grad.reshape(-1), chosen.reshape(-1), input_shape, 0)
+    n = input_shape[0]
+    if r == 2:
+        chosen = torch.triu_indices(n, n, 0 if with_replacement else 1, device=grad.device).mT
+    else:
+        chosen = torch.combinations(torch.arange(n, device=grad.device), r, with_replacement)
+    total = grad.new_zeros(input_shape)
+    for column, places in zip(grad.unbind(-1), chosen.unbind(-1), strict=True):
+        total = total.index_add(0, places, column)
+    return total
 
 
 # vander: the derivative of x^n is n x^(n-1).

@@ -25,8 +25,10 @@ def linalg_vector_norm(grad, input, input_shape, result, ord, dim, keepdim):
         size = input.abs()
         ties = (size == result) | (size != size)
         return share(grad, ties, dim) * input.sgn()
-    # A zero element has ratio 1, whose powers and their derivatives are finite, and sgn(0) = 0.
     norm = result.masked_fill(result == 0, 1)
+    if ord > 2 and ord % 1 == 0:  # whole powers have all their derivatives at 0
+        return input * input.abs().pow(ord - 2) * (grad / norm.pow(ord - 1))
+    # A zero element has ratio 1, whose powers and their derivatives are finite, and sgn(0) = 0.
     size = torch.where(input == 0, norm, input.abs())
     power = (result / size).pow(1 - ord) if ord < 0 else (size / norm).pow(ord - 1)
     return grad * input.sgn() * power

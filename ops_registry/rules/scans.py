@@ -97,12 +97,16 @@ def _spacings(y, x, dim):
     return torch.diff(x, dim=dim)
 
 
-@decomposition(aten.trapezoid.dx)
-@decomposition(aten.trapz.dx)
-def trapezoid(y, dx, dim):
-    if y.shape[dim] == 0:
-        return y.sum(dim)
-    return _pair_sums(y, dim).sum(dim) * (dx / 2)
+@backward(aten.trapezoid.dx, wrt="y")
+@backward(aten.trapz.dx, wrt="y")
+def trapezoid(grad, y_shape, dx, dim):
+    # The inner samples count whole, the first and the last half.
+    size = y_shape[dim]
+    weights = grad.new_full((size,), dx)
+    if size > 0:
+        weights[0] -= dx / 2
+        weights[-1] -= dx / 2
+    return grad.unsqueeze(dim) * weights.reshape([size] + [1] * ((-dim - 1) % len(y_shape)))
 
 
 @decomposition(aten.trapezoid.x)

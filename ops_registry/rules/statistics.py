@@ -98,8 +98,8 @@ def _quantile(input, q, dim, keepdim, interpolation, ignore_nan):
     elif interpolation in ("linear", "midpoint"):
         below = position.detach().floor()
         weight = 0.5 if interpolation == "midpoint" else position - below
-        low = torch.take_along_dim(ordered, below.long(), -1)
-        high = torch.take_along_dim(ordered, position.detach().ceil().long(), -1)
+        around = torch.cat([below, position.detach().ceil()], -1)
+        low, high = torch.take_along_dim(ordered, around.long(), -1).chunk(2, -1)
         found = torch.lerp(low, high, weight)
     else:
         raise UnsupportedCallError(f"{name}: unknown interpolation {interpolation!r}")

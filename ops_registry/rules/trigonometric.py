@@ -107,13 +107,16 @@ def sinc(grad, input):
     near = t.abs() < 1
     if t.is_complex():
         small, large = torch.where(near, t, 0), torch.where(near, 1, t)
-    else:  # a mask is the dearest of these ops
+    else:
         small, large = t.clamp(-1, 1), torch.copysign(t.abs().clamp_min(1), t)
     squared = small * small
-    series, *coefficients = torch.tensor(_SINC_SLOPE[::-1], dtype=t.dtype, device=t.device)
+    enough = [c for c in reversed(_SINC_SLOPE) if abs(c) > torch.finfo(t.dtype).eps / 100]
+    series, *coefficients = torch.tensor(enough, dtype=t.dtype, device=t.device)
     for coefficient in coefficients:
         series = torch.addcmul(coefficient, series, squared)
-    slope = torch.where(near, small * series, (large.cos() - large.sin() / large) / large)
+    # Both are finite wherever they are not asked for, so a weight of 0 or 1 selects, much faster than a mask.
+    weight = near.view(torch.int8).to(t.dtype)
+    slope = torch.lerp((large.cos() - large.sin() / large) / large, small * series, weight)
     return grad * conj(slope * math.pi)
 
 
