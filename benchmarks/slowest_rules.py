@@ -21,6 +21,7 @@ from time import process_time
 import torch
 from interleaved import Timing, compare, console
 from realistic_calls import Call, calls
+from rich.progress import track
 from rich.table import Table
 
 import tracer
@@ -138,9 +139,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     known = calls()
     check_complete(known)
-    measured = [measure(c, options.rounds) for c in known if re.search(options.only, c.op)]
+    chosen = [c for c in known if re.search(options.only, c.op)]
+    measured = [measure(c, options.rounds) for c in track(chosen, "Measuring", console=console)]
     ranked = sort([m for m in measured if m.worth_ranking])
-    ranked = sort([measure(m.call, 4 * options.rounds) for m in ranked[:AGAIN]]) + ranked[AGAIN:]
+    again = [measure(m.call, 4 * options.rounds) for m in track(ranked[:AGAIN], "The slowest again", console=console)]
+    ranked = sort(again) + ranked[AGAIN:]
     report(ranked if options.all else ranked[:10], f"Slowest relative to torch, of {len(ranked)} calls, one thread")
     if options.all:
         report(sort([m for m in measured if not m.worth_ranking]), "Too short to rank")

@@ -97,8 +97,8 @@ def torch_qr(input, some):
 def divided(matrix, values):
     """M_ij / (values_j - values_i) off the diagonal, 0 on it."""
     gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-    diagonal = torch.eye(values.shape[-1], dtype=torch.bool, device=values.device)
-    return torch.where(diagonal, 0, matrix / torch.where(diagonal, 1, gaps))
+    gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
+    return matrix / gaps
 
 
 def skew(matrix):

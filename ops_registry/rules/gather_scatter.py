@@ -38,7 +38,7 @@ def take_along_dim(grad, input_shape, indices, dim):
 
 def _counted_from_start(index, size):
     """``index`` with the negative ones, which count from the end, made positive: scatter takes none of them."""
-    return torch.where(index < 0, index + size, index)
+    return torch.sub(index, index.clamp(-1, 0), alpha=size)
 
 
 @backward(torch.scatter_add, wrt="input")
