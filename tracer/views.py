@@ -169,6 +169,8 @@ def rebase(target: torch.Tensor, node: Node) -> None:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether every element of the tensor's stretch of memory belongs to exactly one index."""
+    if tensor.numel() == 0:
+        return True
     expected = 1
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:

@@ -97,8 +97,8 @@ def torch_qr(input, some):
 def divided(matrix, values):
     """M_ij / (values_j - values_i) off the diagonal, 0 on it."""
     gaps = values.unsqueeze(-2) - values.unsqueeze(-1)
-    gaps.diagonal(dim1=-2, dim2=-1).fill_(torch.inf)
-    return matrix / gaps
+    identity = torch.eye(values.shape[-1], dtype=values.dtype, device=values.device)
+    return matrix * (1 - identity) / (gaps + identity)
 
 
 def skew(matrix):

@@ -248,3 +248,12 @@ def test_writes_through_views_leave_nothing_behind() -> None:
         assert sum(1 for o in gc.get_objects() if issubclass(type(o), torch.Tensor)) == before
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (0, 3), (3, 0)])
+def test_an_empty_base_is_written_through_its_views(shape: tuple[int, int]) -> None:
+    x = tracer.track(torch.zeros(shape), requires_grad=True)
+    base = x * 1
+    base.diagonal().mul_(2)
+    (grad,) = torch.autograd.grad((base * base).sum(), x)
+    assert grad.shape == shape
