@@ -10,13 +10,13 @@ import torch
 
 from nn import functional, init
 from nn.activations import Swish
-from nn.clearing import zero_grad
+from nn.attention import CrossAttention, SelfAttention
 from nn.conv_lstm import ConvLSTM2d
-from nn.dense import DenseBlock, Transition
+from nn.densenet import DenseBlock, Transition
 from nn.errors import ArgumentError, ShapeError
+from nn.gradients import zero_grad
 from nn.im2col import Col2Im, Im2Col, col_to_img, img_to_col
 from nn.layers import __all__ as _layers
-from nn.multihead import CrossAttention, SelfAttention
 from nn.parameter import Parameter
 from nn.residual import Residual
 from nn.tracking import UninitializedParameter, track

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from nn.attention import SelfAttention
 from nn.layers import TransformerEncoderLayer
-from nn.multihead import SelfAttention
 
 
 class TransformerBlock(TransformerEncoderLayer):

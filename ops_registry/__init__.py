@@ -1,7 +1,6 @@
 """Which rule belongs to which torch function, and the formulas themselves. Knows nothing of tracked tensors or graphs."""
 
-from typing import TYPE_CHECKING, Any
-
+import ops_registry.rules  # noqa: F401  (registers every rule)
 from ops_registry.errors import (
     DuplicateRuleError,
     GlassgradError,
@@ -10,13 +9,7 @@ from ops_registry.errors import (
     RuleResultError,
     UnsupportedCallError,
 )
-from ops_registry.registry import RuleInfo, backward, decomposition, lookup, no_gradient, overloaded, use
-
-import ops_registry.rules  # noqa: F401  isort: skip  (registers every rule)
-from ops_registry.registry import rules  # isort: skip  (the function takes the name that the package had)
-
-if TYPE_CHECKING:
-    from ops_registry.rule_check import check_rule
+from ops_registry.registry import RuleInfo, backward, decomposition, list_rules, lookup, no_gradient, overloaded, use
 
 __all__ = [
     "DuplicateRuleError",
@@ -27,20 +20,10 @@ __all__ = [
     "RuleResultError",
     "UnsupportedCallError",
     "backward",
-    "check_rule",
     "decomposition",
+    "list_rules",
     "lookup",
     "no_gradient",
     "overloaded",
-    "rules",
     "use",
 ]
-
-
-def __getattr__(name: str) -> Any:
-    # Loaded when it is asked for: nobody who only computes gradients needs it.
-    if name == "check_rule":
-        from ops_registry.rule_check import check_rule
-
-        return check_rule
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

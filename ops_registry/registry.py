@@ -400,7 +400,7 @@ def _replaced(rule: Rule, replacement: ReplacementRule) -> Rule:
 
 @dataclass(frozen=True)
 class RuleInfo:
-    """What ``rules()`` tells of one op."""
+    """What ``list_rules()`` tells of one op."""
 
     op: str
     #: Inputs that a gradient flows to; empty for an op without a gradient or one defined by other ops.
@@ -413,7 +413,7 @@ class RuleInfo:
     location: str
 
 
-def rules() -> list[RuleInfo]:
+def list_rules() -> list[RuleInfo]:
     """Everything that is registered, sorted by op."""
     listed = []
     for name, rule in sorted(_RULES.items()):

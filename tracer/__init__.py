@@ -1,9 +1,9 @@
 """Interception, recording and the backward pass: everything that is about calls, and nothing about formulas."""
 
-from tracer import opaque as _opaque  # noqa: F401  (catches the calls that interception does not see)
-from tracer import record as _record  # noqa: F401  (gives the tensor its interception)
-from tracer.autograd import backward, grad
-from tracer.checkpoint import checkpoint, checkpoint_sequential, save_on_cpu, saved_tensors_hooks
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from tracer.backprop.api import backward, grad
 from tracer.errors import (
     FreedGraphError,
     FunctionError,
@@ -19,11 +19,17 @@ from tracer.errors import (
     UnsupportedError,
     UnusedInputError,
 )
-from tracer.fallback import fallback
-from tracer.function import Function
-from tracer.gradcheck import gradcheck, gradgradcheck
+from tracer.functions.checkpoint import checkpoint, checkpoint_sequential, save_on_cpu, saved_tensors_hooks
+from tracer.functions.function import Function
 from tracer.graph import Graph, GraphNode, OpCount
-from tracer.tensor import Tensor, tensor, track
+from tracer.recording import borders as _opaque  # noqa: F401  (catches the calls that interception does not see)
+from tracer.recording import intercept as _record  # noqa: F401  (gives the tensor its interception)
+from tracer.recording.fallback import fallback
+from tracer.tracked_tensor import Tensor, tensor, track
+
+if TYPE_CHECKING:
+    from tracer.checks.gradcheck import gradcheck, gradgradcheck
+    from tracer.checks.rules.check import check_rule
 
 __all__ = [
     "FreedGraphError",
@@ -45,6 +51,7 @@ __all__ = [
     "UnsupportedError",
     "UnusedInputError",
     "backward",
+    "check_rule",
     "checkpoint",
     "checkpoint_sequential",
     "fallback",
@@ -56,3 +63,16 @@ __all__ = [
     "tensor",
     "track",
 ]
+
+#: Loaded when they are asked for: who only computes gradients needs none of it.
+_CHECKS = {
+    "check_rule": "tracer.checks.rules.check",
+    "gradcheck": "tracer.checks.gradcheck",
+    "gradgradcheck": "tracer.checks.gradcheck",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _CHECKS:
+        return getattr(importlib.import_module(_CHECKS[name]), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch.autograd.gradcheck import GradcheckError as TorchGradcheckError
 
 from ops_registry.errors import GlassgradError
-from ops_registry.mistakes import Mistake
 
 
 class MissingRuleError(GlassgradError):
@@ -54,6 +55,17 @@ class SavedTensorHookError(GlassgradError):
 
 class UnsupportedError(GlassgradError):
     """Something that torch offers and glassgrad does not, or not yet."""
+
+
+@dataclass(frozen=True)
+class Mistake:
+    """What a wrong Jacobian looks like, in a word and in a sentence."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.text}" if self.text else self.kind
 
 
 class GradcheckError(GlassgradError, TorchGradcheckError):

@@ -16,7 +16,7 @@ import torch
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
 from tracer.node import Leaf, Node, flat, parts_of
-from tracer.packing import PACKED
+from tracer.recording.saved_hooks import PACKED
 
 
 @dataclass(frozen=True)

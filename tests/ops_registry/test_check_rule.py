@@ -12,9 +12,10 @@ import torch
 from hypothesis import strategies as st
 
 import ops_registry
-from ops_registry import RuleCheckError, check_rule
-from ops_registry.check_rules import KNOWN, main
-from ops_registry.rule_makers import MAKERS
+from ops_registry import RuleCheckError
+from tracer import check_rule
+from tracer.checks.rules.command import KNOWN, main
+from tracer.checks.rules.handmade_samples import MAKERS
 
 T = torch.Tensor
 FLOAT64 = (torch.float64,)
@@ -77,7 +78,7 @@ def test_every_spelling_is_tried() -> None:
 
 
 def test_shapes_broadcast_and_are_empty_and_0d_and_lie_strangely_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    from ops_registry.rule_run import Run
+    from tracer.checks.rules.comparison import Run
 
     seen: list[dict[str, T]] = []
     original = Run.check
@@ -291,7 +292,7 @@ def test_arguments_that_cannot_be_guessed_are_asked_for() -> None:
 
 # ---------------------------------------------------------------------------------------------- around it
 def test_importing_the_registry_needs_no_hypothesis() -> None:
-    text = "import sys; sys.modules['hypothesis'] = None; import ops_registry; assert 'ops_registry.rule_check' not in sys.modules"
+    text = "import sys; sys.modules['hypothesis'] = None; import ops_registry; assert 'tracer.checks.rules.check' not in sys.modules"
     subprocess.run([sys.executable, "-c", text], check=True)
 
 
@@ -326,6 +327,6 @@ def test_the_sweep_of_no_rule_is_an_error_of_its_own() -> None:
 
 
 def test_the_tables_name_rules_that_are_there() -> None:
-    registered = {info.op for info in ops_registry.rules()}
+    registered = {info.op for info in ops_registry.list_rules()}
     assert set(MAKERS) - registered == set()
     assert set(KNOWN) - registered == set()

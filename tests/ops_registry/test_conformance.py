@@ -10,9 +10,9 @@ import pytest
 import torch
 from support import fake_ops
 
-from ops_registry.checking import Derivatives, twin
-from ops_registry.conformance import KNOWN_GAPS, Gap, judge, main, read_gaps
-from ops_registry.conformance_run import OP_DB, Job, Outcome, applies, compare, load_ops, run, tiers, ways
+from tracer.checks.conformance.command import KNOWN_GAPS, Gap, judge, main, read_gaps
+from tracer.checks.conformance.operators import OP_DB, Job, Outcome, applies, compare, load_ops, run, tiers, ways
+from tracer.checks.derivatives import Derivatives, twin
 
 CHUNKS = 24
 

@@ -1,4 +1,4 @@
-"""``docs/ops.md`` is what ``python -m ops_registry.coverage`` writes, and what it says of second derivatives is read rightly."""
+"""``docs/ops.md`` is what ``python -m ops_registry.catalogue`` writes, and what it says of second derivatives is read rightly."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ops_registry import coverage, rules
+from ops_registry import list_rules
+from ops_registry.catalogue import page as coverage
+from ops_registry.catalogue.formula_calls import refuses, returns_none, without_rule
 from ops_registry.errors import UnsupportedCallError
-from ops_registry.formula_calls import refuses, returns_none, without_rule
 
 WRITTEN_FOR = "2.13"
 
@@ -22,7 +23,7 @@ WRITTEN_FOR = "2.13"
 )
 def test_the_committed_page_is_what_the_command_writes() -> None:
     # A process of its own: tests that register rules would be found on the page.
-    command = [sys.executable, "-m", "ops_registry.coverage", "--check"]
+    command = [sys.executable, "-m", "ops_registry.catalogue", "--check"]
     result = subprocess.run(command, cwd=coverage.ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
 
@@ -33,14 +34,14 @@ def test_check_of_an_outdated_page_says_what_to_run(
     monkeypatch.setattr(coverage, "PAGE", tmp_path / "docs" / "ops.md")
     monkeypatch.setattr(coverage, "page", lambda: "the ops\n")
     assert coverage.main(["--check"]) == 1
-    assert capsys.readouterr().err == "docs/ops.md is out of date: run python -m ops_registry.coverage\n"
+    assert capsys.readouterr().err == "docs/ops.md is out of date: run python -m ops_registry.catalogue\n"
     assert coverage.main([]) == 0
     assert coverage.main(["--check"]) == 0
 
 
 def test_the_page_has_a_row_for_every_op() -> None:
     rows = [line.split("`")[1] for line in coverage.page().splitlines() if line.startswith("| `")]
-    assert sorted(rows) == sorted(info.op for info in rules())
+    assert sorted(rows) == sorted(info.op for info in list_rules())
 
 
 def test_the_page_names_no_place_on_this_machine() -> None:

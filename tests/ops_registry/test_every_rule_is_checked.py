@@ -37,7 +37,7 @@ def cases() -> list[Case]:
 
 
 def registered() -> set[str]:
-    return {info.op for info in ops_registry.rules() if info.kind == "rule"}
+    return {info.op for info in ops_registry.list_rules() if info.kind == "rule"}
 
 
 def test_every_rule_has_a_case(cases: list[Case]) -> None:
@@ -45,7 +45,7 @@ def test_every_rule_has_a_case(cases: list[Case]) -> None:
 
 
 def test_every_case_names_a_registered_rule(cases: list[Case]) -> None:
-    assert {c.rule for c in cases} - {info.op for info in ops_registry.rules()} == set()
+    assert {c.rule for c in cases} - {info.op for info in ops_registry.list_rules()} == set()
 
 
 def test_every_rule_is_checked_to_second_order(cases: list[Case]) -> None:

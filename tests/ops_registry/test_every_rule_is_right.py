@@ -1,10 +1,10 @@
-"""``check_rule`` over every registered rule, with few examples each; ``python -m ops_registry.check_rules`` is the long form."""
+"""``check_rule`` over every registered rule, with few examples each; ``python -m tracer.checks.rules`` is the long form."""
 
 from __future__ import annotations
 
 import pytest
 
-from ops_registry.check_rules import main
+from tracer.checks.rules.command import main
 
 
 @pytest.mark.slow

@@ -11,8 +11,8 @@ from support.op_samples import operators, samples_of, seed
 from torch.utils._pytree import tree_unflatten
 
 import tracer
-from ops_registry.checking import can_have_gradient, leaves_of, native_leaf, plain, random_like, tracked_leaf
-from ops_registry.conformance_run import Sample, Way, ways
+from tracer.checks.conformance.operators import Sample, Way, ways
+from tracer.checks.derivatives import can_have_gradient, leaves_of, native_leaf, plain, random_like, tracked_leaf
 
 CHUNKS = 4
 SINGLE, DOUBLE, HALF, COMPLEX = torch.float32, torch.float64, torch.bfloat16, torch.complex64

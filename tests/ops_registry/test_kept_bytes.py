@@ -26,8 +26,8 @@ from support.op_samples import operators, samples_of
 from torch.utils._pytree import tree_unflatten
 
 import tracer
-from ops_registry.checking import can_have_gradient, leaves_of, random_like, tracked_leaf
-from ops_registry.conformance_run import Sample, ways
+from tracer.checks.conformance.operators import Sample, ways
+from tracer.checks.derivatives import can_have_gradient, leaves_of, random_like, tracked_leaf
 
 CHUNKS = 8
 SAMPLES = 3

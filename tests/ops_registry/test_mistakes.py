@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ops_registry.jacobians import Jacobian, from_rows, numerical_jacobians, unit_cotangents
-from ops_registry.mistakes import Mistake, diagnose, worst
+from tracer.checks.jacobians import Jacobian, from_rows, numerical_jacobians, unit_cotangents
+from tracer.checks.mistakes import diagnose, worst
+from tracer.errors import Mistake
 
 
 def jacobian(values: torch.Tensor, output: tuple[int, ...], input: tuple[int, ...]) -> Jacobian:

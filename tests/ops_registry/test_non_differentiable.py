@@ -13,9 +13,9 @@ from torch.utils._pytree import tree_unflatten
 
 import ops_registry
 import tracer
-from ops_registry.checking import can_have_gradient, leaves_of, native_leaf, tracked_leaf
-from ops_registry.conformance_run import Sample, ways
 from ops_registry.registry import TABLE
+from tracer.checks.conformance.operators import Sample, ways
+from tracer.checks.derivatives import can_have_gradient, leaves_of, native_leaf, tracked_leaf
 from tracer.errors import NoHistoryError
 
 CHUNKS = 4
@@ -107,7 +107,7 @@ OTHER_TENSORS = {"_base", "_grad"}
 
 
 def no_gradient_ops() -> list[str]:
-    return [i.op for i in ops_registry.rules() if i.kind == "no gradient" and i.op not in OTHER_TENSORS]
+    return [i.op for i in ops_registry.list_rules() if i.kind == "no gradient" and i.op not in OTHER_TENSORS]
 
 
 def has_gradient(tensor: torch.Tensor) -> bool:

@@ -72,7 +72,7 @@ def test_lookup_of_a_function_without_a_rule_is_none() -> None:
 
 
 def test_rules_says_what_is_covered_what_is_kept_and_where_it_is_written() -> None:
-    listed = {info.op: info for info in ops_registry.rules()}
+    listed = {info.op: info for info in ops_registry.list_rules()}
     assert listed["mul"].inputs == ("input", "other") and set(listed["mul"].keeps) == {"input", "other"}
     assert listed["tanh"].keeps == ("result",)
     assert "trigonometric.py:" in listed["tanh"].location
@@ -80,7 +80,7 @@ def test_rules_says_what_is_covered_what_is_kept_and_where_it_is_written() -> No
 
 
 def test_rules_are_sorted_by_op() -> None:
-    names = [info.op for info in ops_registry.rules()]
+    names = [info.op for info in ops_registry.list_rules()]
     assert names == sorted(names) and len(names) == len(set(names))
 
 

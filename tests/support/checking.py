@@ -14,8 +14,8 @@ from typing import Any, Literal
 import torch
 
 import tracer
-from ops_registry import checking
-from ops_registry.checking import (
+from tracer.checks import derivatives as checking
+from tracer.checks.derivatives import (
     SEED,
     can_have_gradient,
     differentiate,
@@ -58,7 +58,7 @@ def values(data: Any, dtype: torch.dtype = torch.float64) -> Make:
 class Case:
     """One call of an op: ``function(*inputs)``, every input wanting a gradient in turn and together."""
 
-    #: The rule's name as ``ops_registry.rules()`` lists it.
+    #: The rule's name as ``ops_registry.list_rules()`` lists it.
     rule: str
     function: Callable[..., Any]
     inputs: tuple[Make, ...]

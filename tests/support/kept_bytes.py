@@ -31,10 +31,10 @@ if __name__ == "__main__":
 import torch
 from torch.utils._pytree import tree_leaves, tree_unflatten
 
-from ops_registry.checking import can_have_gradient, leaves_of, native_leaf, tracked_leaf
-from ops_registry.conformance_run import Sample, Way, ways
 from support.op_samples import operators, samples_of, seed
 from tracer import Tensor
+from tracer.checks.conformance.operators import Sample, Way, ways
+from tracer.checks.derivatives import can_have_gradient, leaves_of, native_leaf, tracked_leaf
 from tracer.node import Leaf, Node, flat, parts_of
 
 EXCEPTIONS = Path(__file__).with_name("kept_bytes_exceptions.json")

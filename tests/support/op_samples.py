@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ops_registry.conformance_run import OP_DB, Sample, applies, load_ops
+from tracer.checks.conformance.operators import OP_DB, Sample, applies, load_ops
 
 DEVICE = "cpu"
 

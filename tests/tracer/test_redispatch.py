@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 import tracer
-from tracer import redispatch
+from tracer.recording import python_functions as redispatch
 
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "normalize": lambda x: F.normalize(x, dim=1),

@@ -121,5 +121,5 @@ def test_a_mask_made_by_a_comparison_is_a_constant_of_the_graph(device: torch.de
 
 
 def test_every_comparison_is_listed_as_without_a_gradient() -> None:
-    kinds = {r.op: r.kind for r in ops_registry.rules()}
+    kinds = {r.op: r.kind for r in ops_registry.list_rules()}
     assert {kinds[f.__name__] for f in (*COMPARE, *LOGICAL)} == {"no gradient"}

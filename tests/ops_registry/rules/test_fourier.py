@@ -328,7 +328,7 @@ def test_backward_takes_one_transform(function: Callable[..., torch.Tensor], inp
 
 @pytest.mark.parametrize("name", [n + k for n in (*OF_COMPLEX, *OF_REAL) for k in ("", "2", "n")] + ["fftshift"])
 def test_a_transform_keeps_no_tensor(name: str) -> None:
-    (info,) = [r for r in ops_registry.rules() if r.op == f"fft_{name}"]
+    (info,) = [r for r in ops_registry.list_rules() if r.op == f"fft_{name}"]
     assert set(info.keeps) <= {"input_shape", "result_shape", "n", "s", "dim", "norm"}
 
 

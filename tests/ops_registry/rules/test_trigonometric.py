@@ -155,5 +155,5 @@ def test_acosh_has_no_slope_where_it_has_no_value(device: torch.device) -> None:
 def test_tanh_and_sigmoid_keep_nothing_but_their_result() -> None:
     import ops_registry
 
-    keeps = {r.op: r.keeps for r in ops_registry.rules()}
+    keeps = {r.op: r.keeps for r in ops_registry.list_rules()}
     assert keeps["tanh"] == keeps["sigmoid"] == ("result",)

@@ -1,0 +1,1 @@
+"""``docs/ops.md``, written from the registry."""

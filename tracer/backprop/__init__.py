@@ -1,0 +1,1 @@
+"""The way back: from a loss to the gradients of the leaves."""

@@ -1,0 +1,131 @@
+"""Filling ``.grad``: the last step of backward, done when the sweep has come through."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, set_grad_enabled, storage_use_count
+from tracer.errors import UnsupportedError
+from tracer.tracked_tensor import plain_alias
+
+#: A tensor and its gradient. The gradient lies in a list of one, which is emptied when it is taken, so that its reference count
+#: tells whether anybody else knows it.
+Entry = tuple[torch.Tensor, list[torch.Tensor]]
+
+_PLAIN = torch.Tensor
+_GRAD: Any = torch.Tensor.grad
+_accumulating = threading.Lock()
+
+
+def accumulate(entries: Iterable[Entry]) -> None:
+    """Add each gradient to the tensor's ``.grad``, in place where there is one; no other thread adds at the same time."""
+    mode = torch.is_grad_enabled()
+    with DisableTorchFunctionSubclass(), _accumulating:
+        set_grad_enabled(False)
+        try:
+            for tensor, buffer in entries:
+                before = _GRAD.__get__(tensor)
+                if before is None:
+                    _set(tensor, _own(buffer, tensor))
+                elif (
+                    before.requires_grad
+                    or before.layout not in (torch.strided, buffer[0].layout)
+                    or not _has_sum(before)
+                ):
+                    _set(tensor, plus(before, buffer.pop()))
+                else:
+                    before.add_(buffer.pop())
+        finally:
+            set_grad_enabled(mode)
+
+
+def accumulate_recorded(entries: Iterable[Entry]) -> None:
+    """As ``accumulate``, under ``create_graph``: the gradients stay differentiable, so nothing is written in place or taken over."""
+    for tensor, buffer in entries:
+        before, grad = tensor.grad, buffer.pop()
+        tensor.grad = grad.clone() if before is None else plus(before, grad)
+
+
+def plus(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """The sum of two gradients of one tensor, in whatever layouts they came: that of a dense and a sparse one is dense.
+
+    Raises ``UnsupportedError`` for two of a sparse layout that torch cannot add, or adds wrongly.
+    """
+    if left.layout is torch.strided:
+        return left + right
+    if right.layout is torch.strided:
+        return right + left  # torch takes them in this order only
+    if not _has_sum(left) or left.layout is not right.layout:
+        raise UnsupportedError(
+            f"two gradients of a sparse tensor of shape {tuple(left.shape)}, of layouts {left.layout} and {right.layout}, are to be added, "
+            f"and torch has no sum of such. Use the tensor once, or make it dense first (to_dense())."
+        )
+    return left + right
+
+
+def _has_sum(tensor: torch.Tensor) -> bool:
+    """Whether torch can add another of its layout to it: for CSR single matrices only, in a batch the sum has the entries of none."""
+    if tensor.layout is torch.sparse_csr:
+        return tensor.dim() - tensor.dense_dim() == 2
+    return tensor.layout not in (torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+
+
+def _set(tensor: torch.Tensor, grad: torch.Tensor) -> None:
+    if tensor.layout is torch.strided or grad.layout is tensor.layout:
+        _GRAD.__set__(tensor, grad)
+        return
+    # torch's own accumulation gives a sparse tensor a dense .grad, which the setter refuses: let torch accumulate.
+    if getattr(tensor, "_backward_hooks", None) or getattr(tensor, "_post_accumulate_grad_hooks", None):
+        raise UnsupportedError(
+            f"a sparse tensor of torch's own autograd, of shape {tuple(tensor.shape)} and with hooks, got a gradient of layout "
+            f"{grad.layout}. Track it (tracer.track)."
+        )
+    native = TensorBase.requires_grad.__get__(tensor)  # type: ignore[attr-defined]
+    _GRAD.__set__(tensor, None)
+    TensorBase.requires_grad_(tensor, True)
+    try:
+        torch.autograd.backward(tensor, grad)
+    finally:
+        TensorBase.requires_grad_(tensor, native)
+
+
+def zero_grad_of(tensor: torch.Tensor, set_to_none: bool) -> None:
+    """Clear ``.grad`` of a tensor, tracked or not: drop it, or fill it with zeros in place, without a history."""
+    if not tensor.is_leaf and not tensor.retains_grad:
+        return  # it has none, and torch warns of the question
+    gradient = tensor.grad
+    if gradient is None or set_to_none:
+        tensor.grad = None
+        return
+    if gradient.requires_grad:
+        gradient = tensor.grad = gradient.detach()
+    gradient.zero_()
+
+
+def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+    """The gradient in ``buffer`` as memory that belongs to nobody else, laid out as torch lays out ``.grad``: like a dense tensor itself.
+
+    Taken as it is when neither the object nor its storage is known to anyone; otherwise copied.
+    """
+    grad = buffer.pop()
+    alone = sys.getrefcount(grad) <= 2 and type(grad) is _PLAIN
+    if grad.layout is not torch.strided:
+        return grad if alone and _owns_values(grad) else grad.clone()
+    if tensor.layout is not torch.strided:
+        return grad if alone and storage_use_count(grad) == 1 else grad.clone()
+    dense = tensor.is_contiguous() or tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    if alone and (grad.stride() == tensor.stride() if dense else grad.is_contiguous()) and storage_use_count(grad) == 1:
+        return grad
+    if dense:
+        return torch.empty_like(tensor, requires_grad=False).as_subclass(_PLAIN).copy_(grad)
+    return plain_alias(grad.clone(memory_format=torch.contiguous_format))
+
+
+def _owns_values(sparse: torch.Tensor) -> bool:
+    """Whether nobody else knows the memory of its values: known of the coordinate layout only, whose ``_values()`` is one more user."""
+    return sparse.layout is torch.sparse_coo and storage_use_count(sparse._values()) == 2

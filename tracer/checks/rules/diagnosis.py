@@ -1,0 +1,260 @@
+"""What a failed check looks like: which mistake, in which call, in which rule."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from ops_registry.errors import RuleCheckError, RuleResultError
+from ops_registry.registry import Spelling, use
+from ops_registry.rule import Formula, Rule
+from tracer.checks.derivatives import (
+    SEED,
+    can_have_gradient,
+    differentiate,
+    leaves_of,
+    plain,
+    random_like,
+    tracked_leaf,
+    twin,
+)
+from tracer.checks.jacobians import from_rows, numerical_jacobians, unit_cotangents
+from tracer.checks.mistakes import UNKNOWN, diagnose
+from tracer.checks.rules.sample_call import Bound, name_of
+from tracer.checks.rules.samples import Sample
+from tracer.errors import Mistake
+
+#: Jacobians up to that many elements are computed to say what a mistake looks like.
+LARGEST_JACOBIAN = 1 << 14
+
+
+@dataclass
+class Failure:
+    """One call for which the rule is wrong."""
+
+    what: str
+    detail: str
+    spelling: Spelling
+    sample: Sample
+    dtype: torch.dtype
+    #: Which inputs wanted a gradient, by name, and the one that got a wrong one, where that is known.
+    wanted: tuple[str, ...] = ()
+    name: str = ""
+    order: int = 1
+    #: Known where the comparison itself tells.
+    mistake: Mistake | None = None
+
+
+def error_of(rule: Rule, failures: list[Failure], examples: int) -> RuleCheckError:
+    """The report of all that failed: the mistake that the calls show, and the smallest call that shows it."""
+    mistake, shown, name = diagnosis(rule, failures)
+    lines = [
+        f"the rule of {rule.name} is wrong: {shown.what}",
+        f"  it looks like: {mistake}",
+        f"  call: {name_of(shown.spelling)}({shown.sample}), arguments {shown.sample.source}",
+    ]
+    if shown.detail:
+        lines.append(f"  {shown.detail}")
+    if shown.wanted:
+        lines.append(f"  gradients asked of: {', '.join(shown.wanted)}" + (f"; wrong for: {name}" if name else ""))
+    lines.append(f"  rule: {_location(rule, name)}")
+    lines.append(f"  {len(failures)} of {examples} calls fail")
+    return RuleCheckError("\n".join(lines), mistake.kind)
+
+
+def diagnosis(rule: Rule, failures: list[Failure]) -> tuple[Mistake, Failure, str]:
+    """The mistake that explains most, the smallest call that shows it, and the input that it is about.
+
+    A call counts by its number of different values: to a single number any mistake is a factor. An error that was raised tells less than
+    a Jacobian.
+    """
+    votes: dict[str, list[tuple[Mistake, Failure, str]]] = {}
+    for failure in sorted(failures, key=_weight, reverse=True)[:8]:
+        mistake, name = (failure.mistake, failure.name) if failure.mistake else _from_jacobians(rule, failure)
+        if mistake is not UNKNOWN:
+            votes.setdefault(mistake.kind, []).append((mistake, failure, name))
+    if not votes:
+        smallest = min(failures, key=_weight)
+        return UNKNOWN, smallest, smallest.name
+    telling = {kind: found for kind, found in votes.items() if kind not in ("raises", "some elements")} or votes
+    found = max(telling.values(), key=lambda cases: sum(_weight(f) for _, f, _ in cases))
+    _, shown, name = min(found, key=lambda entry: _weight(entry[1]))
+    return found[0][0], shown, name
+
+
+def _weight(failure: Failure) -> int:
+    """How many different values its tensors have."""
+    tensors = [t for t in tree_leaves(failure.sample.values) if can_have_gradient(t)]
+    return 1 + sum(len(set(t.to_dense().flatten().tolist())) for t in tensors)
+
+
+def _from_jacobians(rule: Rule, failure: Failure) -> tuple[Mistake, str]:
+    """What the Jacobians of the call show, and of which input."""
+    if failure.dtype not in (torch.float64, torch.complex128):
+        return UNKNOWN, failure.name
+    bound = Bound(rule, failure.spelling, failure.sample.values)
+    wanted = [i for i in bound.able if not failure.wanted or bound.names[i] in failure.wanted]
+    try:
+        for i in wanted:
+            if not failure.name or bound.names[i] == failure.name:
+                found = mistake_at(bound, wanted, i, failure.order)
+                if found is not None:
+                    return found, bound.names[i]
+        return _narrow(rule, bound), failure.name
+    except Exception:  # a diagnosis that fails must not hide what is diagnosed
+        return UNKNOWN, failure.name
+
+
+def _narrow(rule: Rule, bound: Bound) -> Mistake:
+    """Right as far as differences can tell: digits are lost on the way."""
+    seen: list[Mistake] = []
+    with watched(rule, bound.spelling, seen):
+        differentiate(bound, leaves_of(bound.leaves, bound.able, tracked_leaf), bound.able, 1, tracked_leaf)
+    return (
+        seen[0]
+        if seen
+        else Mistake("precision", "right to a few digits only: is part of it computed in a narrower dtype?")
+    )
+
+
+def _location(rule: Rule, name: str) -> str:
+    """File and line of the formula of one input; of all where it is not known which."""
+    covering = [f for f in rule.formulas if name in f.wrt]
+    return ", ".join(f"{f.location} ({f.function.__name__})" for f in covering) if covering and name else rule.location
+
+
+def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-9) -> bool:
+    """Equal up to ``tolerance`` relative to the largest element."""
+    kind = torch.promote_types(a.dtype, b.dtype)
+    scale = float(b.abs().nan_to_num(0, 0, 0).max()) if b.numel() else 0.0
+    atol = tolerance * max(1.0, scale)
+    return torch.allclose(a.to_dense().to(kind), b.to_dense().to(kind), rtol=tolerance, atol=atol, equal_nan=True)
+
+
+# ---------------------------------------------------------------------------------------------- looking closer
+def mistake_at(bound: Bound, wanted: Sequence[int], position: int, order: int) -> Mistake | None:
+    """What the Jacobians with respect to one leaf look like; None where none is wrong, unknown where they are too large to tell."""
+    values = [twin(v).contiguous() if isinstance(v, torch.Tensor) else v for v in bound.leaves]
+
+    def outputs_of(leaves: list[Any]) -> list[torch.Tensor]:
+        torch.manual_seed(SEED)
+        live = [o for o in tree_leaves(bound(leaves)) if isinstance(o, torch.Tensor) and o.requires_grad]
+        if order == 1:
+            return live
+        found = torch.autograd.grad(
+            live, [leaves[i] for i in wanted], random_like(live, 1), create_graph=True, allow_unused=True
+        )
+        return [g for g in found if g is not None]
+
+    leaves = leaves_of(values, wanted, tracked_leaf)
+    outputs = outputs_of(leaves)
+    if sum(o.numel() for o in outputs) * leaves[position].numel() > LARGEST_JACOBIAN:
+        return UNKNOWN
+
+    def numerical(of: int) -> Any:
+        moved = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+
+        def call() -> list[torch.Tensor]:
+            return [plain(o) for o in outputs_of(leaves_of(moved, wanted, tracked_leaf))]
+
+        return numerical_jacobians(call, moved[of], 1e-6)
+
+    measured = numerical(position)
+    for k, output in enumerate(outputs):
+        rows = []
+        for cotangent in unit_cotangents(plain(output)):
+            row = None
+            if output.requires_grad:
+                (row,) = torch.autograd.grad(
+                    [output], [leaves[position]], [cotangent], retain_graph=True, allow_unused=True
+                )
+            rows.append(torch.zeros_like(values[position]) if row is None else plain(row))
+        analytic = from_rows(rows, plain(output), values[position])
+        if not close(analytic.values, measured[k].values, 1e-5):
+            others = {bound.names[i]: numerical(i)[k] for i in wanted if i != position} if order == 1 else {}
+            known = {bound.names[i]: v for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
+            found = diagnose(analytic, measured[k], others, known | {"the result": plain(output)}, rtol=1e-5, atol=1e-6)
+            if order == 2 and "no gradient arrives" in found.text:
+                return Mistake("missing term", "no second derivative arrives: a formula detaches what it is given")
+            return found
+    return None
+
+
+@contextmanager
+def watched(rule: Rule, main: Spelling, seen: list[Mistake]) -> Iterator[None]:
+    """The rule with an eye on what its formulas return and what they do to what they are given."""
+    replaced = {f.wrt if f.joint else f.wrt[0]: _watching(f, seen) for f in rule.formulas if all(f.wrt)}
+    with use({main.func: replaced}):  # type: ignore[dict-item]
+        yield
+
+
+def _watching(formula: Formula, seen: list[Mistake]) -> Callable[..., Any]:
+    @functools.wraps(formula.function)
+    def function(*args: Any) -> Any:
+        given = [t for t in tree_leaves(list(args)) if isinstance(t, torch.Tensor)]
+        before = [t._version for t in given]
+        result = formula.function(*args)
+        if before != [t._version for t in given]:
+            seen.append(Mistake("in-place write", "a formula writes into the gradient or into what was kept for it"))
+        wide = max((torch.finfo(t.dtype).bits for t in given if can_have_gradient(t)), default=0)
+        for gradient in tree_leaves(result):
+            if (
+                isinstance(gradient, torch.Tensor)
+                and can_have_gradient(gradient)
+                and torch.finfo(gradient.dtype).bits < wide
+            ):
+                seen.append(
+                    Mistake(
+                        "wrong dtype",
+                        f"a formula returns {gradient.dtype} where all else is wider; casting it back loses digits",
+                    )
+                )
+        return result
+
+    return function
+
+
+def result_mistake(rule: Rule, main: Spelling, bound: Bound, error: RuleResultError) -> Mistake:
+    """What is wrong with a gradient whose shape does not fit its input."""
+    shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+
+    def looking(formula: Formula) -> Callable[..., Any]:
+        @functools.wraps(formula.function)
+        def function(*args: Any) -> Any:
+            result = formula.function(*args)
+            results = result if formula.joint and isinstance(result, tuple) else (result,)
+            for name, gradient in zip(formula.wrt, results, strict=False):
+                value = bound.leaves[bound.names.index(name)] if name in bound.names else None
+                if isinstance(gradient, torch.Tensor) and isinstance(value, torch.Tensor):
+                    shapes.append((tuple(gradient.shape), tuple(value.shape)))
+            return result
+
+        return function
+
+    replaced = {f.wrt if f.joint else f.wrt[0]: looking(f) for f in rule.formulas if all(f.wrt)}
+    try:
+        with use({main.func: replaced}):  # type: ignore[dict-item]
+            differentiate(bound, leaves_of(bound.leaves, bound.able, tracked_leaf), bound.able, 1, tracked_leaf)
+    except Exception:
+        pass
+    for gradient, value in shapes:
+        if gradient == value or _expands(value, gradient):
+            continue
+        if sorted(gradient) == sorted(value):
+            return Mistake("transposed", f"a gradient of shape {gradient} for an input of shape {value}")
+        if _expands(gradient, value):
+            return Mistake(
+                "missing broadcast", f"a gradient of shape {gradient} has to be expanded to that of the input, {value}"
+            )
+    return Mistake("wrong shape", str(error))
+
+
+def _expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
+    lead = len(to) - len(shape)
+    return lead >= 0 and all(s in (1, t) for s, t in zip(shape, to[lead:], strict=True))

@@ -1,0 +1,106 @@
+"""One call under check: a sample in one spelling and one dtype, and the memory that it keeps for backward."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+
+from ops_registry.registry import Spelling
+from ops_registry.rule import Rule
+from tracer.checks.derivatives import SEED, can_have_gradient, leaves_of, native_leaf, tracked_leaf
+from tracer.checks.rules.samples import arranged
+
+
+class Bound:
+    """A sample in one dtype and one spelling: leaves to differentiate with respect to, and the call itself."""
+
+    def __init__(self, rule: Rule, spelling: Spelling, values: dict[str, Any]) -> None:
+        self.spelling = spelling
+        self.leaves, self.spec = tree_flatten(values)
+        self.names = [name for name, value in values.items() for _ in tree_leaves(value)]
+        covered = {n for _, n in rule.inputs}
+        open_to_all = rule.body is not None or rule.no_gradient
+        self.able = [
+            i for i, v in enumerate(self.leaves) if can_have_gradient(v) and (open_to_all or self.names[i] in covered)
+        ]
+
+    def __call__(self, leaves: list[Any]) -> Any:
+        args, kwargs = arranged(self.spelling, tree_unflatten(leaves, self.spec))
+        if self.spelling.inplace and args:
+            args = (args[0].clone(), *args[1:])
+        return self.spelling.func(*args, **kwargs)
+
+    def subsets(self) -> list[tuple[int, ...]]:
+        """The sets of inputs to ask gradients of: all, then each smaller one where there are few, else each alone."""
+        if len(self.able) <= 3:
+            smaller = [s for n in range(len(self.able) - 1, 0, -1) for s in itertools.combinations(self.able, n)]
+        else:
+            smaller = [(i,) for i in self.able[:6]]
+        return [tuple(self.able), *smaller]
+
+
+def torch_bytes(bound: Bound, wanted: Sequence[int]) -> int | None:
+    """Bytes of the distinct storages that torch's autograd keeps for the call; None where it refuses."""
+    kept: dict[int, int] = {}
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    try:
+        leaves = leaves_of(bound.leaves, wanted, native_leaf)
+        torch.manual_seed(SEED)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            result = bound(leaves)
+        return (
+            sum(kept.values())
+            if any(t.requires_grad for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+            else None
+        )
+    except Exception:
+        return None
+
+
+def our_bytes(bound: Bound, wanted: Sequence[int]) -> int | None:
+    """Bytes of the distinct storages that recorded nodes keep for the call."""
+    import tracer
+
+    leaves = leaves_of(bound.leaves, wanted, tracked_leaf)
+    torch.manual_seed(SEED)
+    try:
+        with tracer.Graph() as graph:
+            result = bound(leaves)
+        total = graph.kept_bytes()
+        del result
+        return total
+    except Exception:
+        return None
+
+
+def cast(values: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The values with every floating or complex tensor in another dtype; complex ones get an imaginary part."""
+
+    def one(value: Any) -> Any:
+        if not can_have_gradient(value) or value.layout != torch.strided:
+            return value
+        if dtype.is_complex and not value.is_complex():
+            turned = value.flip(list(range(value.dim()))) if value.dim() else value
+            return torch.complex(value.to(dtype.to_real()), (0.3 + 0.5 * turned).to(dtype.to_real()))
+        if value.is_complex() and not dtype.is_complex:
+            return value
+        return value.to(dtype)
+
+    return {name: tree_map(one, value) for name, value in values.items()}
+
+
+def name_of(spelling: Spelling) -> str:
+    """How a spelling is written."""
+    func: Any = spelling.func
+    if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+        return f"torch.ops.{func}"
+    return str(torch.overrides.resolve_name(func) or getattr(func, "__qualname__", func))

@@ -1,0 +1,55 @@
+"""Memory traded for time: a stretch of the forward pass keeps its inputs alone, and runs again when backward comes to it.
+
+torch's own checkpoint does it, in its form without a nested backward pass, by the saved-tensor hooks that this engine honours:
+nesting, early stop of the recomputation, random state, autocast and errors inside are its.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch.utils.checkpoint
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+
+from ops_registry.torch_private import CheckpointFrame
+from tracer.functions.context import SavedTensor
+from tracer.tracked_tensor import Tensor
+
+__all__ = ["checkpoint", "checkpoint_sequential", "save_on_cpu", "saved_tensors_hooks"]
+
+#: ``checkpoint(function, *args, preserve_rng_state=True, **kwargs)``: ``torch.utils.checkpoint.checkpoint(use_reentrant=False)``.
+checkpoint: Callable[..., Any] = functools.partial(torch.utils.checkpoint.checkpoint, use_reentrant=False)
+
+#: ``checkpoint_sequential(functions, segments, input, preserve_rng_state=True)``: a sequence of modules in ``segments`` such stretches.
+checkpoint_sequential: Callable[..., Any] = functools.partial(
+    torch.utils.checkpoint.checkpoint_sequential, use_reentrant=False
+)
+
+
+class _Stretch:
+    """How errors name it."""
+
+    title = "a checkpointed stretch"
+
+
+def _save_inputs(frame: Any, *args: Any) -> None:
+    frame.tracked_inputs = {
+        i: SavedTensor(arg, f"its argument {i}", node=arg._node, position=None, hidden=False, keep=False)
+        for i, arg in enumerate(args)
+        if type(arg) is Tensor
+    }
+    _save_natively(frame, *[None if type(arg) is Tensor else arg for arg in args])
+
+
+def _get_inputs(frame: Any) -> list[Any]:
+    return [
+        frame.tracked_inputs[i].get(_Stretch) if i in frame.tracked_inputs else arg
+        for i, arg in enumerate(_get_natively(frame))
+    ]
+
+
+if hasattr(CheckpointFrame, "save_inputs"):  # before torch 2.13 a custom Function saves them
+    _save_natively, _get_natively = CheckpointFrame.save_inputs, CheckpointFrame.get_inputs
+    CheckpointFrame.save_inputs, CheckpointFrame.get_inputs = _save_inputs, _get_inputs

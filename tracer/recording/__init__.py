@@ -1,0 +1,1 @@
+"""The way of a call: from interception to the node that it leaves behind."""

@@ -1,0 +1,56 @@
+"""Calls that never reach interception: those of TorchScript, and those that a nested tensor answers.
+
+torch would run them on a tracked tensor and record nothing: a cut without a word. TorchScript is recorded as one opaque call here: torch's
+own autograd runs it, and our sweep asks it for the gradients. A nested tensor beside one that requires grad raises.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ops_registry.torch_private import NestedTensor, ScriptFunction, ScriptMethod
+from tracer.errors import UnsupportedError
+from tracer.recording.fallback import record_with_torch
+from tracer.tracked_tensor import Tensor
+
+
+def _wants_gradient(nest: Any) -> bool:
+    """Whether a tracked tensor that requires grad stands in a nest of arguments."""
+    if type(nest) is Tensor:
+        return nest._node is not None
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, tuple | list):
+        return False
+    return any(_wants_gradient(value) for value in nest)
+
+
+def _recording(call: Callable[..., Any]) -> Callable[..., Any]:
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
+            return record_with_torch(lambda *a, **k: call(self, *a, **k), args, kwargs, self.name)
+        return call(self, *args, **kwargs)
+
+    return recorded
+
+
+ScriptFunction.__call__ = _recording(ScriptFunction.__call__)
+ScriptMethod.__call__ = _recording(ScriptMethod.__call__)
+
+
+def _refusing(intercept: Callable[..., Any]) -> Callable[..., Any]:
+    def refused(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
+            raise UnsupportedError(
+                f"{getattr(func, '__name__', func)}() was called with a nested tensor and a tracked one that requires grad, which would "
+                f"lose its gradient: nested tensors are not supported. Pad them (to_padded_tensor), or leave all to torch's own autograd."
+            )
+        return intercept(func, types, args, kwargs)
+
+    return refused
+
+
+NestedTensor.__torch_function__ = classmethod(_refusing(NestedTensor.__torch_function__))

@@ -1,0 +1,110 @@
+"""Which tensors of a call want a gradient, tracked ones and those of torch's own autograd.
+
+A native leaf that requires grad is adopted: it gets a ``Leaf`` node, and its ``.grad`` is filled by our backward. A native tensor with
+a history is bridged: the gradient that arrives there is handed to torch's own backward. So no gradient of theirs is ever lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.rule import Rule
+from tracer.node import Bridge, Leaf, Node
+from tracer.tracked_tensor import Tensor
+
+#: dtypes that carry gradients.
+DIFFERENTIABLE = frozenset(
+    d for d in vars(torch).values() if isinstance(d, torch.dtype) and (d.is_floating_point or d.is_complex)
+)
+
+_PLAIN = torch.Tensor
+
+#: The nodes of native leaves, so that all uses of one meet. Beside the tensors and not on them: an attribute would be copied and saved
+#: along with a tensor, and the copy's gradient would go to the original.
+_adopted: MutableMapping[torch.Tensor, Leaf] = WeakTensorKeyDictionary()
+
+
+def find_parents(rule: Rule, bound: tuple[Any, ...]) -> tuple[int, tuple[Any, ...], bool]:
+    """Which of the rule's inputs want a gradient (a bit each), their nodes, and whether one has a history in torch's autograd."""
+    mask, bit, has_native = 0, 1, False
+    parents: list[Any] = []
+    for position, _ in rule.inputs:
+        value = bound[position]
+        kind = type(value)
+        if kind is Tensor:
+            node = value._node
+            if node is not None:
+                parents.append(node)
+                mask |= bit
+        elif kind is list or kind is tuple:
+            nodes, found_native = nodes_of_list(value)
+            if nodes is not None:
+                parents.append(nodes)
+                mask |= bit
+                has_native |= found_native
+        elif isinstance(value, _PLAIN) and value.requires_grad:
+            parents.append(node_of(value))
+            mask |= bit
+            has_native = True
+        bit <<= 1
+    if rule.uncovered:
+        check_uncovered(rule, bound)
+    return mask, tuple(parents), has_native
+
+
+def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
+    """Raise ``UnsupportedCallError`` where a gradient is wanted in an argument for which the rule has no formula: it would be lost."""
+    for position, name in rule.uncovered:
+        value = bound[position]
+        if isinstance(value, _PLAIN | tuple | list) and nodes_in(value):
+            raise UnsupportedCallError(
+                f"{rule.name}: its rule gives no gradient for '{name}', which requires grad here and would lose it. Detach it, or cover it "
+                f"with a formula: @ops_registry.backward(..., wrt='{name}')."
+            )
+
+
+def node_of(tensor: torch.Tensor) -> Node:
+    """The node of a plain tensor that requires grad in torch's own autograd."""
+    if not tensor.is_leaf:
+        return Bridge(tensor)
+    leaf = _adopted.get(tensor)
+    if leaf is None:
+        leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype)
+    leaf.shape, leaf.dtype = tensor.shape, tensor.dtype  # .data may have been set since
+    return leaf
+
+
+def any_node(tensor: torch.Tensor) -> Node | None:
+    """The node of a tensor, tracked or native; None where no gradient is wanted."""
+    if type(tensor) is Tensor:
+        return tensor._node
+    return node_of(tensor) if tensor.requires_grad else None
+
+
+def nodes_of_list(values: Any) -> tuple[tuple[Any, ...] | None, bool]:
+    """The nodes of a list of tensors (None where none is wanted), or None when no element wants one; whether one is native."""
+    nodes: list[Any] = []
+    wanted = found_native = False
+    for value in values:
+        node = None
+        if isinstance(value, torch.Tensor):
+            node = any_node(value)
+            found_native |= node is not None and type(value) is not Tensor
+        nodes.append(node)
+        wanted |= node is not None
+    return (tuple(nodes), found_native) if wanted else (None, False)
+
+
+def nodes_in(nest: Any) -> list[Node]:
+    """The nodes of all tensors in a nest of tuples, lists and dicts."""
+    if isinstance(nest, torch.Tensor):
+        node = any_node(nest)
+        return [] if node is None else [node]
+    if isinstance(nest, dict):
+        nest = tuple(nest.values())
+    return [n for item in nest for n in nodes_in(item)] if isinstance(nest, tuple | list) else []

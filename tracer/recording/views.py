@@ -1,0 +1,201 @@
+"""Views and in-place writes: one memory, several tensors, each with the right history after every write.
+
+A write through a view rewrites the history of the tensor whose memory it is (its *base*): the base is what it was, with the view's new
+value in the view's region. Then every live view of the base reads its region of the new base. A write to the base itself does the
+second part alone. So no history is ever stale, and using a tensor never needs a check.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import MutableMapping
+from typing import Any
+
+import torch
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from ops_registry.registry import TABLE
+from ops_registry.rule import Rule, make_formula
+from ops_registry.rules.views import write_region
+from ops_registry.signatures import Signature
+from ops_registry.torch_private import storage_use_count
+from tracer.errors import InPlaceError, UnsupportedError
+from tracer.graph import enter
+from tracer.node import Leaf, Node
+from tracer.recording.saved import keep
+from tracer.tracked_tensor import Tensor
+
+_READ = TABLE[torch.as_strided].rule
+_WRITE = TABLE[write_region].rule
+
+
+def _stale(grad: Any) -> Any:
+    raise InPlaceError(
+        "backward reached one of several views that one call returned (unbind, split, chunk), or a view that a custom Function returned, "
+        "and the tensor that it shares memory with, or another of them, was written in place since: torch forbids to use it then. Use "
+        "the out-of-place op; index the tensor instead, or return a clone from the Function."
+    )
+
+
+_STALE = Rule(
+    "stale_view", Signature(("input",), {}), (make_formula(_stale, "input", Signature(("input",), {}), "stale_view"),)
+).variant(1)
+
+MULTIPLE = "is one of several views that one call returned, which torch forbids to write into"
+CUSTOM = "a custom Function returned, whose own backward the write would override"
+NO_GRAD = "was made under no_grad, and is written with gradients enabled"
+
+
+def note_view(view: torch.Tensor, source: Any, multiple: bool = False) -> None:
+    """Remember, on the tensor whose memory it shares, that ``view`` exists; it was made from ``source``.
+
+    ``multiple``: by a call that returned several. torch forbids to write into such views, and into views of them.
+    """
+    views = views_of(view._base)
+    if len(views) >= 8 and len(views) & (len(views) - 1) == 0:
+        views[:] = [v for v in views if v() is not None]  # at 8, 16, 32 …: at constant cost on average
+    views.append(weakref.ref(view))
+    refused = MULTIPLE if multiple else None if torch.is_grad_enabled() else NO_GRAD
+    refused = refused or getattr(source, "_refused", None)
+    if refused is not None:
+        view._refused = refused  # type: ignore[attr-defined]
+
+
+def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
+    """The list of the views of ``base``: on a tracked tensor itself, beside a plain one (whose attributes are copied and saved with it)."""
+    if type(base) is not Tensor:
+        views = _of_plain.get(base)
+        if views is None:
+            views = _of_plain[base] = []
+        return views
+    views = getattr(base, "_views", None)
+    if views is None:
+        views = base._views = []  # type: ignore[attr-defined]
+    return views
+
+
+_of_plain: MutableMapping[torch.Tensor, list[weakref.ref[torch.Tensor]]] = WeakTensorKeyDictionary()
+
+
+def live_views(base: torch.Tensor) -> list[torch.Tensor]:
+    """The views of ``base`` that are alive."""
+    views: Any = getattr(base, "_views", ()) if isinstance(base, Tensor) else _of_plain.get(base, ())
+    return [view for reference in views if (view := reference()) is not None]
+
+
+def prepare(target: torch.Tensor, name: str) -> None:
+    """Before a write into ``target``: find the views that are concerned, and raise where their history cannot be rewritten.
+
+    Raises ``UnsupportedError`` for a base with gaps in its memory, for views that show the memory as another dtype or conjugated, and for
+    views that the user has made leaves.
+    """
+    base: Any = target if target._base is None else target._base
+    if type(base) is not Tensor:
+        _find_plain_views(base)
+    views = live_views(base)
+    if base is target and not views:
+        return
+    if base is not target and all(v is not target for v in views):
+        views_of(base).append(weakref.ref(target))
+        views.append(target)
+    if not _is_dense(base):
+        raise UnsupportedError(
+            f"{name}_ writes into memory that views share, of a tensor of shape {tuple(base.shape)} and strides {base.stride()} that has "
+            f"gaps or overlaps: recording that is not supported. Use the out-of-place op, or write into base.contiguous()."
+        )
+    if _may_overlap(target):
+        raise UnsupportedError(
+            f"{name}_ writes into a view of shape {tuple(target.shape)} and strides {target.stride()} whose elements may share memory: "
+            f"recording that is not supported. Use the out-of-place op."
+        )
+    for view in views:
+        if view.dtype != base.dtype or view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
+            raise UnsupportedError(
+                f"{name}_ writes into memory that a live view of shape {tuple(view.shape)} shows as {view.dtype}"
+                f"{' conjugated' if view.is_conj() else ''}: recording that is not supported. Drop the view, or use the out-of-place op."
+            )
+        if isinstance(getattr(view, "_node", None), Leaf):
+            raise UnsupportedError(
+                f"{name}_ writes into memory that a live view of shape {tuple(view.shape)} shares, and that view was made a leaf "
+                f"requiring grad. Use the out-of-place op."
+            )
+
+
+def rewrite(target: torch.Tensor, node: Node) -> None:
+    """After a write: ``node`` is the history of the new value of ``target``; give base and views theirs."""
+    base: Any = target._base
+    if base is None:
+        rebase(target, node)
+        base = target
+    else:
+        old = getattr(base, "_node", None)
+        parents = (node,) if old is None else (old, node)
+        variant = _WRITE.variant(0b10 if old is None else 0b11)
+        bound: tuple[Any, ...] = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
+        kept, saved = keep(variant, bound, base, {})
+        rebase(base, enter(Node(variant, parents, base.shape, base.dtype, kept, saved)))
+    for view in live_views(base):
+        if getattr(view, "_refused", None) in (MULTIPLE, CUSTOM) and view is not target:
+            rebase(view, enter(Node(_STALE, (base._node,), view.shape, view.dtype)))
+            continue
+        variant = _READ.variant(1)
+        bound = (base, tuple(view.size()), view.stride(), view.storage_offset())
+        kept, saved = keep(variant, bound, view, {})
+        rebase(view, enter(Node(variant, (base._node,), view.shape, view.dtype, kept, saved)))
+
+
+def written_unrecorded(target: torch.Tensor) -> None:
+    """After a write that left no node: as in torch, one of several views of one call may not be used after any write to its memory."""
+    base: Any = target if target._base is None else target._base
+    for view in live_views(base):
+        node = getattr(view, "_node", None)
+        if node is not None and getattr(view, "_refused", None) in (MULTIPLE, CUSTOM):
+            rebase(view, enter(Node(_STALE, (node,), view.shape, view.dtype)))
+
+
+def rebase(target: torch.Tensor, node: Node) -> None:
+    """Let ``node`` be the history of ``target`` from now on."""
+    old = getattr(target, "_node", None)
+    if type(target) is not Tensor:
+        tracked: Any = target
+        tracked._views = _of_plain.pop(target, [])
+        tracked.__class__ = Tensor
+    if old is not None and old.extras is not None and old.extras.retain is not None:
+        # retain_grad follows the tensor; hooks stay with the value that they saw.
+        node.extra().retain, old.extras.retain = old.extras.retain, None
+    target._node = node  # type: ignore[attr-defined]
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether every element of the tensor's stretch of memory belongs to exactly one index."""
+    if tensor.numel() == 0:
+        return True
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride <= reach:
+                return True
+            reach += stride * (size - 1)
+    return False
+
+
+def _find_plain_views(base: torch.Tensor) -> None:
+    """Views of a plain tensor were made unseen. It is about to become tracked: find them, if its storage says that there are any."""
+    if storage_use_count(base) <= 1 + len(live_views(base)):
+        return
+    known = {id(v) for v in live_views(base)}
+    for thing in gc.get_objects():
+        if issubclass(type(thing), torch.Tensor) and thing._base is base and id(thing) not in known:
+            views_of(base).append(weakref.ref(thing))

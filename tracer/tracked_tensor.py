@@ -1,0 +1,327 @@
+"""The tracked tensor: a ``torch.Tensor`` whose calls are recorded. Its native ``requires_grad`` stays off, so torch records nothing."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils.hooks import RemovableHandle
+
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
+from tracer.node import Leaf, Node, Output
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: ``detach`` past our own override: a plain alias.
+plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
+
+#: torch's own descriptors, past our properties of the same names.
+_GRAD: Any = torch.Tensor.grad
+_DATA: Any = torch.Tensor.data
+
+#: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
+_OWN = frozenset({"_node", "_refused", "_views"})
+
+
+class Tensor(torch.Tensor):
+    """A tensor whose calls are recorded and whose gradients come from the rules in ``ops_registry``.
+
+    Made by ``tracer.tensor``, ``tracer.track``, ``nn.track``, or by any torch call on one. Everything that torch offers on a tensor
+    works on it. Do not subclass it: an op's result is always exactly this class.
+    """
+
+    #: The node that made it, a ``Leaf`` where the user wants a gradient, None where no gradient is wanted.
+    _node: Node | None = None
+
+    # ------------------------------------------------------------------ what autograd adds to a tensor
+    @property
+    def requires_grad(self) -> bool:
+        """Whether gradients are computed for this tensor."""
+        return self._node is not None
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Tensor:
+        """As in torch: turns the wish for a gradient on or off for a leaf.
+
+        Raises ``GradientArgumentError`` for integers and bools, and where a tensor with a history is to stop requiring grad.
+        """
+        node = self._node
+        with DisableTorchFunctionSubclass():
+            if requires_grad and node is None:
+                if not (self.dtype.is_floating_point or self.dtype.is_complex):
+                    raise GradientArgumentError(
+                        f"only floating point and complex tensors can require gradients, and this one is {self.dtype}"
+                    )
+                self._node = Leaf(self, self.shape, self.dtype)
+            elif not requires_grad and node is not None:
+                if not isinstance(node, Leaf):
+                    raise GradientArgumentError(
+                        f"requires_grad can be turned off for leaves only; this tensor was made by {node.op}. Use x.detach() instead."
+                    )
+                self._node = None
+        return self
+
+    @property
+    def is_leaf(self) -> bool:  # type: ignore[override]
+        """Whether no recorded call made it."""
+        return self._node is None or isinstance(self._node, Leaf)
+
+    @property
+    def grad_fn(self) -> Node | None:  # type: ignore[override]
+        """The node of the call that made it; None for a leaf."""
+        node = self._node
+        if isinstance(node, Output):  # one of several results: the node is that of the call, as in torch
+            return node.parents[0] if node.parents else node
+        return None if node is None or isinstance(node, Leaf) else node
+
+    @property
+    def grad(self) -> torch.Tensor | None:
+        """The accumulated gradient, as in torch."""
+        node = self._node
+        if node is not None and not isinstance(node, Leaf) and (node.extras is None or node.extras.retain is None):
+            warnings.warn(
+                "The .grad attribute of a tensor that is not a leaf is being accessed. It won't be populated during backward unless "
+                "retain_grad() was called on it.",
+                UserWarning,
+                stacklevel=2,
+            )
+        with DisableTorchFunctionSubclass():
+            return _GRAD.__get__(self)
+
+    @grad.setter
+    def grad(self, value: torch.Tensor | None) -> None:
+        with DisableTorchFunctionSubclass():
+            _GRAD.__set__(self, value)
+
+    @grad.deleter
+    def grad(self) -> None:
+        self.grad = None
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Clear ``.grad``: drop it, or fill it with zeros in place; ``torch.nn.Module.zero_grad`` for one tensor."""
+        from tracer.backprop.accumulate import zero_grad_of
+
+        zero_grad_of(self, set_to_none)
+
+    @property
+    def data(self) -> torch.Tensor:
+        """A plain tensor that shares storage and has no history; writes to it go unnoticed, as in torch."""
+        with DisableTorchFunctionSubclass():
+            return _DATA.__get__(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        with DisableTorchFunctionSubclass():
+            _DATA.__set__(self, value)
+            if isinstance(self._node, Leaf):
+                self._node.shape, self._node.dtype = self.shape, self.dtype
+
+    @property
+    def retains_grad(self) -> bool:  # type: ignore[override]
+        """Whether ``retain_grad`` was called on this tensor, which is not a leaf."""
+        extras = None if self._node is None else self._node.extras
+        return extras is not None and extras.retain is not None
+
+    @property
+    def output_nr(self) -> int:  # type: ignore[override]
+        """Which result of its call it is."""
+        return getattr(self._node, "index", 0)
+
+    def retain_grad(self) -> None:
+        """Let backward fill ``.grad`` of this tensor though it is not a leaf.
+
+        Raises ``NoHistoryError`` for a tensor that does not require grad.
+        """
+        node = self._node
+        if node is None:
+            raise NoHistoryError("can't retain_grad() on a tensor that does not require grad")
+        if not isinstance(node, Leaf):
+            node.extra().retain = weakref.ref(self)
+
+    def register_hook(self, hook: Callable[[torch.Tensor], torch.Tensor | None]) -> RemovableHandle:
+        """Call ``hook`` with this tensor's gradient during backward; what it returns, unless None, takes the gradient's place.
+
+        Raises ``NoHistoryError`` for a tensor that does not require grad.
+        """
+        if self._node is None:
+            raise NoHistoryError("cannot register a hook on a tensor that does not require grad")
+        return self._node.add_hook(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Callable[[torch.Tensor], None]) -> RemovableHandle:
+        """Call ``hook`` with this leaf once its ``.grad`` has been filled.
+
+        Raises ``NoHistoryError`` for a tensor that does not require grad or is not a leaf.
+        """
+        if not isinstance(self._node, Leaf):
+            raise NoHistoryError(
+                "post accumulate grad hooks cannot be registered on a tensor that is not a leaf requiring grad"
+            )
+        return self._node.register_hook(hook)
+
+    def backward(
+        self,
+        gradient: torch.Tensor | None = None,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
+    ) -> None:
+        """Accumulate the gradient of this tensor into the leaves it depends on: ``torch.Tensor.backward``."""
+        from tracer.backprop.api import backward
+
+        backward(self, gradient, retain_graph, create_graph, inputs=inputs)
+
+    def detach(self) -> Tensor:
+        """A tracked tensor that shares storage and has no history."""
+        with DisableTorchFunctionSubclass():
+            alias: Any = plain_alias(self)
+            alias.__class__ = Tensor
+        return alias
+
+    def detach_(self) -> Tensor:
+        """Drop this tensor's own history."""
+        with DisableTorchFunctionSubclass():
+            if self._base is not None and self._node is not None:
+                raise UnsupportedError("can't detach a view in place. Use detach() instead.")
+        self._node = None
+        return self
+
+    def set_(self, *args: Any, **kwargs: Any) -> Tensor:
+        """As in torch, where the tensor has no history that the new memory would contradict; else ``InPlaceError``."""
+        if self._node is not None and torch.is_grad_enabled():
+            raise InPlaceError(
+                f"set_ gives other memory to a tensor of shape {tuple(self.shape)} that requires grad: its history would be that of "
+                f"values it no longer has. Call it under torch.no_grad(), or assign .data."
+            )
+        with DisableTorchFunctionSubclass():
+            TensorBase.set_(self, *args, **kwargs)
+        return self
+
+    # ------------------------------------------------------------------ leaving the world of tensors
+    def numpy(self, *, force: bool = False) -> Any:
+        """As in torch; raises ``GradientArgumentError`` for a tensor that requires grad, unless ``force``."""
+        if self._node is not None and not force:
+            raise GradientArgumentError(
+                "can't call numpy() on a tensor that requires grad. Use tensor.detach().numpy() instead."
+            )
+        with DisableTorchFunctionSubclass():
+            return torch.Tensor.numpy(self, force=force)
+
+    def __format__(self, spec: str) -> str:
+        with DisableTorchFunctionSubclass():
+            if self.dim() == 0 and not self.is_meta:
+                return self.item().__format__(spec)
+            return object.__format__(self, spec)
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        node = self._node
+        with DisableTorchFunctionSubclass():
+            text = repr(plain_alias(self))
+        if node is None:
+            return text
+        history = "requires_grad=True" if isinstance(node, Leaf) else f"grad_fn=<{node.name()}>"
+        return f"{text[:-1]}, {history})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        if id(self) in memo:
+            return memo[id(self)]
+        if self._node is not None and not isinstance(self._node, Leaf):
+            raise UnsupportedError(
+                f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."
+            )
+        with DisableTorchFunctionSubclass():
+            twin: Any = copy.deepcopy(plain_alias(self), memo)
+            twin.__class__ = Tensor
+            memo[id(self)] = twin
+            if self._node is not None:
+                twin.requires_grad_()
+            gradient = _GRAD.__get__(self)
+            if gradient is not None:
+                _GRAD.__set__(twin, copy.deepcopy(gradient, memo))
+        for name, value in self.__dict__.items():
+            if name not in _OWN:
+                setattr(twin, name, copy.deepcopy(value, memo))
+        return twin
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # A plain tensor is what torch's safe loading accepts; it is adopted, with its gradient, wherever it meets a tracked one.
+        with DisableTorchFunctionSubclass():
+            plain = plain_alias(self)
+        if getattr(self, "_is_param", False):
+            plain = torch.nn.Parameter(plain, requires_grad=self._node is not None)
+        elif self._node is not None:
+            plain.requires_grad_()
+        return plain.__reduce_ex__(protocol)
+
+
+# Libraries pick their backend by the module of a tensor's class.
+Tensor.__module__ = "torch"
+
+
+def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
+    """A tracked leaf that shares storage with ``tensor``; it requires grad if ``tensor`` does, unless ``requires_grad`` says so.
+
+    Raises ``GradientArgumentError`` when ``requires_grad`` is asked for an integer or bool tensor, or ``tensor`` has a history;
+    ``UnsupportedError`` for a nested tensor.
+    """
+    if tensor.is_nested:
+        raise UnsupportedError(
+            "track() got a nested tensor, which is not supported. Pad it (to_padded_tensor), or track its values."
+        )
+    if requires_grad is None:
+        requires_grad = tensor.requires_grad
+    if not tensor.is_leaf:
+        raise GradientArgumentError(
+            "track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach()."
+        )
+    with DisableTorchFunctionSubclass():
+        tracked: Any = torch.Tensor._make_subclass(Tensor, plain_alias(tensor))
+    return tracked.requires_grad_(requires_grad)
+
+
+def tensor(
+    data: Any,
+    *,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> Tensor:
+    """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class."""
+    if isinstance(data, torch.Tensor):
+        with DisableTorchFunctionSubclass():
+            made = plain_alias(data).to(dtype=dtype, device=device, copy=True)
+    else:
+        made = torch.tensor(data, dtype=dtype, device=device)
+    with DisableTorchFunctionSubclass():
+        tracked: Any = torch.Tensor._make_subclass(Tensor, made)
+    return tracked.requires_grad_(requires_grad)
+
+
+def _handlers() -> dict[Callable[..., Any], Callable[..., Any]]:
+    """torch's functions that the class answers itself, also when they are called as functions: ``torch.Tensor.backward(x)``."""
+    found: dict[Callable[..., Any], Callable[..., Any]] = {}
+    for name, ours in vars(Tensor).items():
+        theirs = getattr(torch.Tensor, name, None)
+        if isinstance(ours, property) and theirs is not None and hasattr(theirs, "__get__"):
+            assert ours.fget is not None
+            found[theirs.__get__] = ours.fget
+            if ours.fset is not None:
+                found[theirs.__set__] = ours.fset
+        elif callable(ours) and callable(theirs) and name not in ("__torch_function__", "__module__", "__doc__"):
+            found[theirs] = ours
+    for function, method in ((torch.detach, Tensor.detach), (torch.detach_, Tensor.detach_)):
+        found[function] = method
+    found[torch.ops.aten.detach] = found[torch.ops.aten.detach.default] = Tensor.detach
+    return found
+
+
+#: Filled up by ``tracer.autograd`` with ``torch.autograd.grad`` and ``torch.autograd.backward``.
+HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = _handlers()
