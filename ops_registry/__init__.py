@@ -9,7 +9,8 @@ from ops_registry.errors import (
     RuleResultError,
     UnsupportedCallError,
 )
-from ops_registry.registry import RuleInfo, backward, decomposition, list_rules, lookup, no_gradient, overloaded, use
+from ops_registry.registry import RuleInfo, backward, decomposition, list_rules, lookup, no_gradient, overloaded
+from ops_registry.scopes import use
 
 __all__ = [
     "DuplicateRuleError",

@@ -1,14 +1,16 @@
-"""A rule: the formulas of one op, and what each of them wants to be kept from the forward call.
+"""A rule: the formulas of one op, and what each of them wants to be saved from the forward call.
 
-Nothing here touches a tensor. ``tracer`` reads a rule in two places: when a call is recorded (``Variant.gather`` says what
-to keep) and when backward reaches it (``Variant.steps`` says which formula gives which gradient).
+Nothing here touches a tensor. ``tracer`` reads a rule in two places: when a call is recorded (``CallPlan.gather`` says what
+to save) and when backward reaches it (``CallPlan.steps`` says which formula gives which gradient).
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections import namedtuple
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 import torch
@@ -22,7 +24,7 @@ META = ("shape", "dtype", "device", "stride", "offset")
 #: Parameters that backward itself supplies.
 SUPPLIED = ("grad", "needs")
 
-#: Where a kept value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
+#: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
 FROM_RESULT = -1
 
@@ -53,9 +55,21 @@ class Formula:
         return f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
-    def keeps(self) -> tuple[str, ...]:
-        """The parameters that have to be kept from the forward call."""
+    def saves(self) -> tuple[str, ...]:
+        """The parameters that have to be saved from the forward call."""
         return tuple(p for p in self.parameters if p not in SUPPLIED)
+
+
+@cache
+def _needs_type(wrt: tuple[str, ...]) -> Any:
+    # An input that another formula has taken over has no name (""): it can be asked for by position alone.
+    return namedtuple("needs", wrt, rename=True)
+
+
+def make_needs(wrt: tuple[str, ...], flags: Iterable[bool]) -> tuple[bool, ...]:
+    """``needs`` of a formula: which of its inputs want a gradient, by position and by name (``needs.weight``)."""
+    made: tuple[bool, ...] = _needs_type(wrt)(*flags)
+    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +77,7 @@ class Step:
     """One formula of a call whose set of inputs that want a gradient is known."""
 
     formula: Formula
-    #: ``call(grad, kept, needs)`` picks what the formula asks for out of the kept values.
+    #: ``call(grad, saved, needs)`` picks what the formula asks for out of the saved values.
     call: Callable[[Any, tuple[Any, ...], tuple[bool, ...] | None], Any]
     #: Position among the call's parents for each input of the formula, None where it wants no gradient.
     parents: tuple[int | None, ...]
@@ -74,18 +88,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Variant:
-    """A rule for one set of inputs that want a gradient: only what their formulas name is kept."""
+class CallPlan:
+    """What one call saves and runs: a rule for one set of inputs that want a gradient. Only what their formulas name is saved."""
 
     rule: Rule
     steps: tuple[Step, ...]
-    kept: tuple[str, ...]
-    #: ``gather(bound, result, extra)`` gives the values to keep, in the order of ``kept``.
+    saved_names: tuple[str, ...]
+    #: ``gather(bound, result, extra)`` gives the values to save, in the order of ``saved_names``.
     gather: Callable[[tuple[Any, ...], Any, dict[str, Any]], tuple[Any, ...]] | None
-    #: For each kept value: the parent it is, FROM_RESULT or below, or None (a constant).
+    #: For each saved value: the parent it is, FROM_RESULT or below, or None (a constant).
     sources: tuple[int | None, ...]
-    #: Positions of the kept values that may hold tensors or lists; the others are kept as they are.
-    holders: tuple[int, ...] = ()
+    #: Positions of the saved values that may hold tensors or lists; the others are saved as they are.
+    tensor_positions: tuple[int, ...] = ()
 
 
 @dataclass
@@ -100,9 +114,9 @@ class Rule:
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
     #: Set for ops that are defined by other ops: runs them with interception on.
-    body: Callable[..., Any] | None = None
+    decomposition: Callable[..., Any] | None = None
     #: The rule of the in-place spellings, where they have formulas of their own.
-    written: Rule | None = None
+    in_place_rule: Rule | None = None
     #: Differentiable inputs as (position in the signature, name), in the signature's order.
     inputs: tuple[tuple[int, str], ...] = ()
     #: Their positions alone.
@@ -111,8 +125,8 @@ class Rule:
     constant_results: tuple[int, ...] = ()
     #: As in the signature.
     may_alias: bool = True
-    #: Variants made so far, by mask.
-    variants: dict[int, Variant] = field(default_factory=dict, repr=False)
+    #: Plans made so far, by mask.
+    plans: dict[int, CallPlan] = field(default_factory=dict, repr=False)
     #: Arguments that can be a tensor and that no formula covers: a gradient wanted there would be lost.
     uncovered: tuple[tuple[int, str], ...] = ()
     #: Those of them that can be given by position.
@@ -129,40 +143,45 @@ class Rule:
         self.uncovered_positional = tuple((i, n) for i, n in self.uncovered if n not in self.signature.keyword_only)
 
     @property
-    def keeps(self) -> tuple[str, ...]:
-        """Everything that some formula of the rule keeps."""
-        return tuple(dict.fromkeys(k for f in self.formulas for k in f.keeps))
+    def saves(self) -> tuple[str, ...]:
+        """Everything that some formula of the rule saves."""
+        return tuple(dict.fromkeys(k for f in self.formulas for k in f.saves))
 
     @property
     def location(self) -> str:
         """``file:line`` of each formula, or of the body."""
-        if self.body is not None:
-            return f"{self.body.__code__.co_filename}:{self.body.__code__.co_firstlineno}"
+        if self.decomposition is not None:
+            return f"{self.decomposition.__code__.co_filename}:{self.decomposition.__code__.co_firstlineno}"
         return ", ".join(f.location for f in self.formulas)
 
-    def variant(self, mask: int) -> Variant:
-        """The variant for the inputs whose bits are set in ``mask`` (bit k: ``inputs[k]``)."""
+    def plan(self, mask: int) -> CallPlan:
+        """The plan for the inputs whose bits are set in ``mask`` (bit k: ``inputs[k]``)."""
         try:
-            return self.variants[mask]
+            return self.plans[mask]
         except KeyError:
-            variant = self.variants[mask] = self._build(mask)
-            return variant
+            plan = self.plans[mask] = self._build(mask)
+            return plan
 
-    def _build(self, mask: int) -> Variant:
+    def _build(self, mask: int) -> CallPlan:
         parent_of: dict[str, int] = {}
         for bit, (_, name) in enumerate(self.inputs):
             if mask >> bit & 1:
                 parent_of[name] = len(parent_of)
         active = [f for f in self.formulas if any(n in parent_of for n in f.wrt)]
-        kept = tuple(dict.fromkeys(k for f in active for k in f.keeps))
+        saved_names = tuple(dict.fromkeys(k for f in active for k in f.saves))
         steps = []
         for formula in active:
             parents = tuple(parent_of.get(n) for n in formula.wrt)
-            needs = tuple(p is not None for p in parents)
-            steps.append(Step(formula, _compile_call(formula, kept), parents, needs, parents[0] or 0, formula.joint))
-        sources = tuple(self._source(k, parent_of) for k in kept)
-        holders = tuple(i for i, k in enumerate(kept) if k not in self.signature.plain and not self._is_meta(k))
-        return Variant(self, tuple(steps), kept, self._compile_gather(kept) if kept else None, sources, holders)
+            needs = make_needs(formula.wrt, (p is not None for p in parents))
+            steps.append(
+                Step(formula, _compile_call(formula, saved_names), parents, needs, parents[0] or 0, formula.joint)
+            )
+        sources = tuple(self._source(n, parent_of) for n in saved_names)
+        tensor_positions = tuple(
+            i for i, n in enumerate(saved_names) if n not in self.signature.plain and not self._is_meta(n)
+        )
+        gather = self._compile_gather(saved_names) if saved_names else None
+        return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions)
 
     def _is_meta(self, name: str) -> bool:
         return name not in self.signature.names and self.expression(name).startswith("_meta(")
@@ -174,10 +193,10 @@ class Rule:
             return FROM_RESULT - 1 - self.signature.outputs.index(name)
         return FROM_RESULT if name == "result" else None
 
-    def _compile_gather(self, kept: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
-        # Generated once per variant: a loop over names would cost more than the rest of the recording of a small op.
+    def _compile_gather(self, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+        # Generated once per plan: a loop over names would cost more than the rest of the recording of a small op.
         parts = []
-        for name in kept:
+        for name in names:
             parts.append(self.expression(name))
         source = f"lambda bound, result, extra: ({', '.join(parts)},)"
         return eval(source, {"_meta": _meta})
@@ -206,9 +225,9 @@ class Rule:
         )
 
 
-def _compile_call(formula: Formula, kept: tuple[str, ...]) -> Callable[..., Any]:
-    parts = [p if p in SUPPLIED else f"kept[{kept.index(p)}]" for p in formula.parameters]
-    return eval(f"lambda grad, kept, needs: function({', '.join(parts)})", {"function": formula.function})
+def _compile_call(formula: Formula, saved_names: tuple[str, ...]) -> Callable[..., Any]:
+    parts = [p if p in SUPPLIED else f"saved[{saved_names.index(p)}]" for p in formula.parameters]
+    return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", {"function": formula.function})
 
 
 def make_formula(function: Callable[..., Any], wrt: str | tuple[str, ...], signature: Signature, name: str) -> Formula:

@@ -12,7 +12,7 @@ import torch.testing._internal.common_utils  # puts a hypothesis profile of its 
 from hypothesis import HealthCheck, settings
 
 import ops_registry
-from ops_registry.registry import _RULES, TABLE, active
+from ops_registry.registry import RULES, TABLE, active
 from tracer.graph import current
 
 settings.register_profile(
@@ -54,9 +54,9 @@ def no_state_left_behind() -> Iterator[None]:
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
     """Whatever rules a test registers are gone afterwards."""
-    table, rules = dict(TABLE), dict(_RULES)
+    table, rules = dict(TABLE), dict(RULES)
     yield
     TABLE.clear()
     TABLE.update(table)
-    _RULES.clear()
-    _RULES.update(rules)
+    RULES.clear()
+    RULES.update(rules)

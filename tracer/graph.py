@@ -213,7 +213,7 @@ def build_digraph(nodes: list[Node]) -> rx.PyDiGraph[GraphNode, int]:
 
 def _payload(node: Node) -> GraphNode:
     shape = None if node.shape is None else tuple(node.shape)
-    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.variant.kept, node.line)
+    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.plan.saved_names, node.line)
 
 
 def backward_order(roots: list[Node]) -> list[Node]:

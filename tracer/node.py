@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.rule import Formula, Rule, Step, Variant
+from ops_registry.rule import CallPlan, Formula, Rule, Step, make_needs
 from ops_registry.signatures import Signature
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
@@ -42,18 +42,18 @@ class Extras:
 class Node:
     """One recorded call, with what backward needs of it. What ``Tensor.grad_fn`` returns."""
 
-    __slots__ = ("__weakref__", "dtype", "extras", "kept", "parents", "saved", "serial", "shape", "variant")
+    __slots__ = ("__weakref__", "dtype", "extras", "kept", "parents", "plan", "saved", "serial", "shape")
 
     def __init__(
         self,
-        variant: Variant,
+        plan: CallPlan,
         parents: tuple[Any, ...],
         shape: torch.Size | None,
         dtype: torch.dtype | None,
         kept: tuple[Any, ...] = (),
         saved: Sequence[tuple[torch.Tensor, int]] = (),
     ) -> None:
-        self.variant = variant
+        self.plan = plan
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
         self.parents = parents
         self.shape = shape
@@ -84,7 +84,7 @@ class Node:
     @property
     def op(self) -> str:
         """The op's name."""
-        return self.variant.rule.name
+        return self.plan.rule.name
 
     def name(self) -> str:
         """As torch's ``grad_fn.name()``."""
@@ -141,7 +141,7 @@ class Output(Node):
     __slots__ = ("index",)
 
     def __init__(self, node: Node, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
-        super().__init__(node.variant, (node,), shape, dtype)
+        super().__init__(node.plan, (node,), shape, dtype)
         self.index = index
 
     def name(self) -> str:
@@ -179,26 +179,26 @@ class Bridge(Node):
         return "TorchBackward"
 
 
-def joint_variant(
+def joint_plan(
     name: str,
     call: Callable[..., Any],
     count: int,
     *,
     written: Callable[..., Any] | None = None,
     returns_list: bool = False,
-) -> Variant:
-    """The variant of a call that is not in the registry: ``call(grad, kept, needs)`` gives the gradients of its ``count`` inputs at once.
+) -> CallPlan:
+    """The plan of a call that is not in the registry: ``call(grad, kept, needs)`` gives the gradients of its ``count`` inputs at once.
 
     ``written`` is the function that errors name, where it is another one.
     """
     inputs = tuple(f"input{i}" for i in range(count))
     formula = Formula(written or call, inputs, True, ("grad",))
-    step = Step(formula, call, tuple(range(count)), (True,) * count, 0, True)
-    return Variant(Rule(name, Signature(inputs, {}, returns_list=returns_list), (formula,)), (step,), (), None, ())
+    step = Step(formula, call, tuple(range(count)), make_needs(inputs, (True,) * count), 0, True)
+    return CallPlan(Rule(name, Signature(inputs, {}, returns_list=returns_list), (formula,)), (step,), (), None, ())
 
 
-def _marker(name: str) -> Variant:
-    return Variant(Rule(name, Signature((), {})), (), (), None, ())
+def _marker(name: str) -> CallPlan:
+    return CallPlan(Rule(name, Signature((), {})), (), (), None, ())
 
 
 LEAF = _marker("leaf")

@@ -100,7 +100,7 @@ derivatives for every rule.
 
 def all_rules() -> dict[str, Rule]:
     """Every rule, by name."""
-    return dict(sorted(registry._RULES.items()))
+    return dict(sorted(registry.RULES.items()))
 
 
 # ---------------------------------------------------------------- spellings
@@ -127,7 +127,7 @@ def spellings_by_rule() -> dict[str, list[Callable[..., Any]]]:
     """The functions filed under each rule's name; under ``"<name> chosen"`` those whose overloads have rules of that name."""
     found: dict[str, list[Callable[..., Any]]] = defaultdict(list)
     for function, spelling in TABLE.items():
-        found[spelling.rule.name + (" chosen" if spelling.choose is not None else "")].append(function)
+        found[spelling.rule.name + (" chosen" if spelling.pick_overload is not None else "")].append(function)
     return found
 
 
@@ -184,7 +184,7 @@ def _may_be_tensor(rule: Rule) -> frozenset[str]:
 def _kept(rule: Rule, formula: Formula) -> str:
     heavy, light = [], []
     tensors = _may_be_tensor(rule)
-    for name in formula.keeps:
+    for name in formula.saves:
         base, _, suffix = name.rpartition("_")
         known = name in rule.signature.names or name in rule.signature.outputs or name == "result"
         if (
@@ -230,7 +230,7 @@ def _second(rule: Rule) -> str:
 
 
 def _functions(rule: Rule) -> list[Callable[..., Any]]:
-    return [f.function for f in rule.formulas] or ([rule.body] if rule.body else [])
+    return [f.function for f in rule.formulas] or ([rule.decomposition] if rule.decomposition else [])
 
 
 def _code(function: Callable[..., Any]) -> Any:
@@ -288,7 +288,7 @@ def page() -> str:
     for rule in rules.values():
         if rule.no_gradient:
             silent.append(rule)
-        elif rule.body is not None:
+        elif rule.decomposition is not None:
             decompositions.append(rule)
         else:
             topics[_file(rule)].append(rule)

@@ -56,7 +56,7 @@ def watch(nodes: Sequence[Node]) -> list[Run]:
 
     for node in nodes:
         if not isinstance(node, Leaf | Output | Bridge):
-            node.variant = replace(node.variant, steps=tuple(watched(node, step) for step in node.variant.steps))
+            node.plan = replace(node.plan, steps=tuple(watched(node, step) for step in node.plan.steps))
     return runs
 
 
@@ -72,7 +72,7 @@ class WantedInputs(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         spelling = TABLE.get(func)
-        if spelling is None or spelling.choose is not None or not spelling.rule.formulas:
+        if spelling is None or spelling.pick_overload is not None or not spelling.rule.formulas:
             return func(*args, **kwargs)
         bound = spelling.bind(args, kwargs)
         wanted = {name for position, name in spelling.rule.inputs if _requires_grad(bound[position])}
@@ -97,7 +97,7 @@ def covered(node: Node) -> set[str]:
     """The inputs of a call that its formulas are run for."""
     return {
         name
-        for step in node.variant.steps
+        for step in node.plan.steps
         for name, parent in zip(step.formula.wrt, step.parents, strict=True)
         if parent is not None
     }

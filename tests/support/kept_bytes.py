@@ -117,7 +117,7 @@ def kept_here(call: Callable[[list[Any]], Any], leaves: list[Any]) -> Kept:
     result = call(leaves)
     held: Storages = {}
     for node in nodes_behind(result):
-        if not node.variant.steps and not isinstance(node, Leaf):
+        if not node.plan.steps and not isinstance(node, Leaf):
             raise Uncomparable
         held.update(storages([tensor for tensor, _ in node.saved]))
     return Kept.of(held, tensors_of(leaves, result))

@@ -13,7 +13,7 @@ import torch
 
 from ops_registry.errors import RuleResultError
 from ops_registry.projection import project
-from ops_registry.rule import Step
+from ops_registry.rule import Step, make_needs
 from ops_registry.torch_private import set_grad_enabled
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import hand_over
@@ -92,7 +92,7 @@ class Sweep:
                 if grad is None:
                     continue
             if plain and node.extras is None and type(node) is Node:
-                steps = node.variant.steps or self._missing(node)
+                steps = node.plan.steps or self._missing(node)
                 kept: Any = node.kept
                 if node.saved:
                     for tensor, version in node.saved:
@@ -182,7 +182,7 @@ class Sweep:
             raise
         if not self.keep_graph:
             release(node)
-        (step,) = node.variant.steps
+        (step,) = node.plan.steps
         for position, result in enumerate(results):
             if result is not None:
                 plain = plain_alias(result) if type(result) is Tensor and not self.create_graph else result
@@ -199,7 +199,7 @@ class Sweep:
         return [*held, *self.found.values()]
 
     def _through_rule(self, node: Node, grad: Any, leading: set[Node] | None, passed: dict[int, Any] | None) -> None:
-        steps = node.variant.steps or self._missing(node)
+        steps = node.plan.steps or self._missing(node)
         kept = unpack(node)
         if self.create_graph:
             kept = reattach(node, kept)
@@ -209,7 +209,10 @@ class Sweep:
         for step in steps:
             needs = step.needs
             if leading is not None:
-                needs = tuple([p is not None and any(n in leading for n in flat((parents[p],))) for p in step.parents])
+                needs = make_needs(
+                    step.formula.wrt,
+                    [p is not None and any(n in leading for n in flat((parents[p],))) for p in step.parents],
+                )
                 if not any(needs):
                     continue
             try:

@@ -18,7 +18,7 @@ from tracer.errors import FunctionError, InPlaceError, SecondDerivativeError
 from tracer.functions.context import FunctionContext, SavedTensor
 from tracer.functions.dependencies import Following
 from tracer.graph import enter
-from tracer.node import Node, joint_variant
+from tracer.node import Node, joint_plan
 from tracer.recording.inplace import check_write
 from tracer.recording.parents import DIFFERENTIABLE, any_node
 from tracer.recording.raising import refusing_alias
@@ -48,7 +48,7 @@ class FunctionNode(Node):
     __slots__ = ("cls", "ctx", "results")
 
     def __init__(self, cls: Any, ctx: FunctionContext, parents: tuple[Any, ...], results: list[Any]) -> None:
-        super().__init__(joint_variant(cls.__name__, _user_backward(cls), len(parents)), parents, None, None)
+        super().__init__(joint_plan(cls.__name__, _user_backward(cls), len(parents)), parents, None, None)
         self.cls = cls
         self.ctx = ctx
         #: Shape, dtype and device of each result, None for one that is no tensor.
@@ -97,7 +97,7 @@ class FunctionNode(Node):
                 ]
             )
         versions = [(g, g._version) for g in grads if g is not None]
-        backward = self.variant.steps[0].formula.function
+        backward = self.plan.steps[0].formula.function
         if not recorded:
             results = backward(ctx, *grads)
         elif getattr(backward, "__code__", None) is _ONCE:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.registry import use
+from ops_registry.scopes import use
 from ops_registry.torch_private import TorchFunctions, UndefinedGrad
 from tracer.tracked_tensor import Tensor
 

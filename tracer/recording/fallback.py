@@ -12,7 +12,7 @@ import torch
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import SecondDerivativeError, UnsupportedError
 from tracer.graph import enter
-from tracer.node import Node, joint_variant
+from tracer.node import Node, joint_plan
 from tracer.recording.parents import any_node
 from tracer.recording.raising import refusing_alias
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -100,9 +100,9 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             f"Write a rule for it."
         )
 
-    variant = joint_variant(f"torch:{name}", ask_torch, len(parents), returns_list=not single)
+    plan = joint_plan(f"torch:{name}", ask_torch, len(parents), returns_list=not single)
     first = items[carrying[0]]
-    node = enter(Node(variant, tuple(parents), first.shape if single else None, first.dtype if single else None))
+    node = enter(Node(plan, tuple(parents), first.shape if single else None, first.dtype if single else None))
     if not single:
         node.extra().outputs = [None] * len(items)
     marked = []

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from ops_registry.registry import Spelling
-from ops_registry.rule import FROM_RESULT, Variant
+from ops_registry.binding import Spelling
+from ops_registry.rule import FROM_RESULT, CallPlan
 from ops_registry.torch_private import saved_tensors_hooks, set_grad_enabled
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
@@ -32,7 +32,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
     """Run an in-place call and record it under the rule of the out-of-place op. Interception is off."""
     rule = spelling.rule
     bound = spelling.bind(args, kwargs)
-    target = bound[spelling.target]
+    target = bound[spelling.written_argument]
     mask, parents = 0, ()
     if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
         mask, parents, _ = find_parents(rule, bound)
@@ -45,27 +45,27 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
     check_write(target, rule.name)
     if rule.name not in GEOMETRY:
         prepare(target, rule.name)
-    variant = rule.variant(mask)
+    plan = rule.plan(mask)
     # The op may read what it overwrites: an alias tells the old shape, a copy the old values where the rule wants them.
     before = plain_alias(target)
-    if rule.signature.names[spelling.target] in variant.kept:
+    if rule.signature.names[spelling.written_argument] in plan.saved_names:
         before = before.clone()
-    bound_before = (*bound[: spelling.target], before, *bound[spelling.target + 1 :])
+    bound_before = (*bound[: spelling.written_argument], before, *bound[spelling.written_argument + 1 :])
     set_grad_enabled(False)
     try:
         if rule.forward is not None:
             result, extra = rule.forward(*bound)
-            kept, saved = keep(variant, bound_before, result, extra)
+            kept, saved = keep(plan, bound_before, result, extra)
             target.copy_(result)
         else:
             # Kept before the write: an argument that shares memory with the target is at another version afterwards, and backward says so.
-            kept, saved = keep_unpacked(variant, bound_before, target, {})
+            kept, saved = keep_unpacked(plan, bound_before, target, {})
             func(*args, **kwargs)
-            kept, saved = _with_result(variant, kept, saved, bound_before, target)
+            kept, saved = _with_result(plan, kept, saved, bound_before, target)
             kept, saved = pack_kept(kept, saved, saved_tensors_hooks(False))
     finally:
         set_grad_enabled(True)
-    node = enter(Node(variant, parents, target.shape, target.dtype, kept, saved))
+    node = enter(Node(plan, parents, target.shape, target.dtype, kept, saved))
     if rule.name in GEOMETRY:
         rebase(target, node)
     else:
@@ -75,21 +75,19 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
 
 
 def _with_result(
-    variant: Variant,
+    plan: CallPlan,
     kept: tuple[Any, ...],
     saved: Sequence[tuple[torch.Tensor, int]],
     bound: tuple[Any, ...],
     target: torch.Tensor,
 ) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
     """What was kept before the write, with the version and the shape that the result has after it."""
-    if variant.gather is None:
+    if plan.gather is None:
         return kept, saved
-    after = variant.gather(bound, target, {})
-    holders = set(variant.holders)
+    after = plan.gather(bound, target, {})
+    holders = set(plan.tensor_positions)
     kept = tuple([old if i in holders else new for i, (old, new) in enumerate(zip(kept, after, strict=True))])
-    results = [
-        v for v, source in zip(kept, variant.sources, strict=True) if source is not None and source <= FROM_RESULT
-    ]
+    results = [v for v, source in zip(kept, plan.sources, strict=True) if source is not None and source <= FROM_RESULT]
     return kept, [(t, t._version if any(t is r for r in results) else version) for t, version in saved]
 
 

@@ -16,9 +16,10 @@ from weakref import ref
 import torch
 
 from ops_registry import registry
+from ops_registry.binding import Spelling, gather_varargs
 from ops_registry.errors import UnsupportedCallError
-from ops_registry.registry import Spelling, active, gather_varargs
-from ops_registry.rule import Rule, Variant
+from ops_registry.registry import active
+from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import Signature
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import OutArgumentError, UnsupportedError
@@ -52,10 +53,10 @@ def intercept(
         spelling = active.table[func]
     except KeyError:
         return _without_rule(func, types, args, kwargs or _NO_KWARGS)
-    if spelling.straight and not kwargs:
+    if spelling.fast and not kwargs:
         given = gather_varargs(args) if spelling.varargs else args
         count = len(given)
-        tails = spelling.tails
+        tails = spelling.default_tails
         if count < len(tails):
             # The common case, a call by position of an op whose rule wants nothing special: what ``find_parents``, ``keep`` and
             # ``attach`` do for all others, in one stretch for speed.
@@ -82,16 +83,16 @@ def intercept(
                         bit += bit
                     if rule.uncovered_positional:
                         check_uncovered(rule, bound)
-                result = spelling.run(*args)
+                result = spelling.function(*args)
                 if not mask:
                     return mark_untracked(result, args, None)
                 if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
                     return attach(rule, mask, parents, bound, result, _NO_KWARGS)
-                variant = rule.variants.get(mask) or rule.variant(mask)
-                if variant.gather is None:
-                    node = Node(variant, parents, result.shape, result.dtype)
+                plan = rule.plans.get(mask) or rule.plan(mask)
+                if plan.gather is None:
+                    node = Node(plan, parents, result.shape, result.dtype)
                 else:
-                    node = Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, _NO_KWARGS))
+                    node = Node(plan, parents, result.shape, result.dtype, *keep(plan, bound, result, _NO_KWARGS))
                 graph = current.graph
                 graph.note(ref(node))
                 if graph.record_lines or not node.serial & 4095:
@@ -99,10 +100,10 @@ def intercept(
                 result.__class__ = Tensor
                 result._node = node  # type: ignore[attr-defined]
                 return result
-    if spelling.choose is not None:
-        spelling = spelling.choose(args, kwargs or _NO_KWARGS)
+    if spelling.pick_overload is not None:
+        spelling = spelling.pick_overload(args, kwargs or _NO_KWARGS)
     rule = spelling.rule
-    if rule.body is not None:
+    if rule.decomposition is not None:
         return _decompose(spelling, func, args, kwargs or _NO_KWARGS)
     with DisableTorchFunctionSubclass():
         if rule.no_gradient:
@@ -140,8 +141,8 @@ def _decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ..
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
         _refuse_out(spelling.rule.name, kwargs)
-        assert spelling.rule.body is not None
-        result = spelling.rule.body(*spelling.bind(args, kwargs))
+        assert spelling.rule.decomposition is not None
+        result = spelling.rule.decomposition(*spelling.bind(args, kwargs))
         return args[0].copy_(result) if spelling.inplace else result
     with DisableTorchFunctionSubclass():
         return mark_untracked(func(*args, **kwargs), args, kwargs)
@@ -208,12 +209,12 @@ def attach(
     rule: Rule, mask: int, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
 ) -> Any:
     """Leave a node for the call and mark its results as tracked."""
-    variant = rule.variant(mask)
+    plan = rule.plan(mask)
     if type(result) is not _PLAIN:
-        return _attach_structure(variant, parents, bound, result, extra)
+        return _attach_structure(plan, parents, bound, result, extra)
     if result.dtype not in DIFFERENTIABLE or (rule.may_alias and _came_in(result, bound, None)):
         return result
-    node = enter(Node(variant, parents, result.shape, result.dtype, *keep(variant, bound, result, extra)))
+    node = enter(Node(plan, parents, result.shape, result.dtype, *keep(plan, bound, result, extra)))
     if result._base is not None:
         note_view(result, bound[0])
     result.__class__ = Tensor
@@ -222,7 +223,7 @@ def attach(
 
 
 def _attach_structure(
-    variant: Variant, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+    plan: CallPlan, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
 ) -> Any:
     """As ``attach``, for a result that is several tensors, or no fresh tensor at all."""
     if not isinstance(result, tuple | list):
@@ -233,17 +234,17 @@ def _attach_structure(
         for i, item in enumerate(result)
         if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not _came_in(item, bound, None)
     ]
-    constants = variant.rule.constant_results
+    constants = plan.rule.constant_results
     for i in constants:
         if i in fresh:
             mark_untracked(result[i], bound, None, multiple=True)
     positions = [i for i in fresh if i not in constants] if constants else fresh
     if not positions:
         return result
-    single = len(positions) == 1 and not variant.rule.signature.returns_list
+    single = len(positions) == 1 and not plan.rule.signature.returns_list
     first = result[positions[0]]
-    kept, saved = keep(variant, bound, result, extra)
-    node = enter(Node(variant, parents, first.shape if single else None, first.dtype if single else None, kept, saved))
+    kept, saved = keep(plan, bound, result, extra)
+    node = enter(Node(plan, parents, first.shape if single else None, first.dtype if single else None, kept, saved))
     if not single:
         node.extra().outputs = [None] * len(result)
     for i in positions:
@@ -325,7 +326,7 @@ _running = _Running()
 def _missing(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Node:
     """A node without a rule: backward raises there."""
     name = registry.op_name(func) if hasattr(func, "__name__") else str(func)
-    node = Node(Variant(Rule(name, Signature((), {})), (), (), None, ()), tuple(nodes), None, None)
+    node = Node(CallPlan(Rule(name, Signature((), {})), (), (), None, ()), tuple(nodes), None, None)
     node.kept = (qualified(func), describe((*args, *kwargs.values())))
     return enter(node)
 

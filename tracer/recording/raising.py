@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from tracer.graph import enter
-from tracer.node import Node, joint_variant
+from tracer.node import Node, joint_plan
 from tracer.tracked_tensor import Tensor, plain_alias
 
 
@@ -20,7 +20,7 @@ def refusing_node(
     def refuse(grad: Any, kept: tuple[Any, ...], needs: tuple[bool, ...] | None) -> NoReturn:
         raise error()
 
-    return enter(Node(joint_variant(name, refuse, len(parents)), tuple(parents), shape, dtype))
+    return enter(Node(joint_plan(name, refuse, len(parents)), tuple(parents), shape, dtype))
 
 
 def refusing_alias(tensor: torch.Tensor, name: str, error: Callable[[], Exception], parents: Sequence[Node]) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.rule import FROM_RESULT, Variant
+from ops_registry.rule import FROM_RESULT, CallPlan
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
@@ -26,20 +26,20 @@ Saved = list[tuple[torch.Tensor, int]]
 
 
 def keep(
-    variant: Variant, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+    plan: CallPlan, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
-    """What the formulas of ``variant`` name, tensors as plain aliases, and each of these with its version.
+    """What the formulas of ``plan`` name, tensors as plain aliases, and each of these with its version.
 
     An alias shares storage and version counter with the tensor but not its history, so no cycle arises and nothing that the user
     does to the tensor's own attributes afterwards matters.
     """
-    if variant.gather is None:
+    if plan.gather is None:
         return (), ()
     hooks = saved_tensors_hooks(False)
     if hooks is not None:
-        return pack_kept(*keep_unpacked(variant, bound, result, extra), hooks)
-    values = variant.gather(bound, result, extra)
-    if not variant.holders:
+        return pack_kept(*keep_unpacked(plan, bound, result, extra), hooks)
+    values = plan.gather(bound, result, extra)
+    if not plan.tensor_positions:
         return values, ()
     if len(values) == 1:
         value = values[0]
@@ -49,20 +49,20 @@ def keep(
             return (alias,), ((alias, value._version),)
         if kind in NUMBERS:
             return values, ()
-    return _hold_all(variant, values)
+    return _hold_all(plan, values)
 
 
 def keep_unpacked(
-    variant: Variant, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
+    plan: CallPlan, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
 ) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
     """As ``keep``, whatever saved-tensor hooks are set."""
-    return ((), ()) if variant.gather is None else _hold_all(variant, variant.gather(bound, result, extra))
+    return ((), ()) if plan.gather is None else _hold_all(plan, plan.gather(bound, result, extra))
 
 
-def _hold_all(variant: Variant, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Saved]:
+def _hold_all(plan: CallPlan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Saved]:
     saved: Saved = []
     kept = list(values)
-    for i in variant.holders:
+    for i in plan.tensor_positions:
         kept[i] = hold(values[i], saved)
     return tuple(kept), saved
 
@@ -144,7 +144,7 @@ def release(node: Node) -> None:
 def _name_of(node: Node, position: int) -> str:
     """The rule's name for the tensor at ``position`` among all those kept."""
     assert node.kept is not None
-    for name, value in zip(node.variant.kept, node.kept, strict=True):
+    for name, value in zip(node.plan.saved_names, node.kept, strict=True):
         position -= len(tensors_in(value))
         if position < 0:
             return name
@@ -156,7 +156,7 @@ def reattach(node: Node, kept: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(
         [
             value if source is None else _attached(node, value, source)
-            for value, source in zip(kept, node.variant.sources, strict=True)
+            for value, source in zip(kept, node.plan.sources, strict=True)
         ]
     )
 

@@ -40,7 +40,7 @@ def _stale(grad: Any) -> Any:
 
 _STALE = Rule(
     "stale_view", Signature(("input",), {}), (make_formula(_stale, "input", Signature(("input",), {}), "stale_view"),)
-).variant(1)
+).plan(1)
 
 MULTIPLE = "is one of several views that one call returned, which torch forbids to write into"
 CUSTOM = "a custom Function returned, whose own backward the write would override"
@@ -131,18 +131,18 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
     else:
         old = getattr(base, "_node", None)
         parents = (node,) if old is None else (old, node)
-        variant = _WRITE.variant(0b10 if old is None else 0b11)
+        plan = _WRITE.plan(0b10 if old is None else 0b11)
         bound: tuple[Any, ...] = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
-        kept, saved = keep(variant, bound, base, {})
-        rebase(base, enter(Node(variant, parents, base.shape, base.dtype, kept, saved)))
+        kept, saved = keep(plan, bound, base, {})
+        rebase(base, enter(Node(plan, parents, base.shape, base.dtype, kept, saved)))
     for view in live_views(base):
         if getattr(view, "_refused", None) in (MULTIPLE, CUSTOM) and view is not target:
             rebase(view, enter(Node(_STALE, (base._node,), view.shape, view.dtype)))
             continue
-        variant = _READ.variant(1)
+        plan = _READ.plan(1)
         bound = (base, tuple(view.size()), view.stride(), view.storage_offset())
-        kept, saved = keep(variant, bound, view, {})
-        rebase(view, enter(Node(variant, (base._node,), view.shape, view.dtype, kept, saved)))
+        kept, saved = keep(plan, bound, view, {})
+        rebase(view, enter(Node(plan, (base._node,), view.shape, view.dtype, kept, saved)))
 
 
 def written_unrecorded(target: torch.Tensor) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ops_registry import registry
+from ops_registry.binding import Spelling
 from ops_registry.errors import RuleCheckError
-from ops_registry.registry import TABLE, Spelling
+from ops_registry.registry import TABLE
 from ops_registry.rule import Rule
 from ops_registry.signatures import base_name, is_custom
 from tracer.checks.rules.comparison import Options, Run
@@ -108,7 +109,7 @@ def check_rule(
     Raises ``RuleCheckError``, which names the kind of mistake, the call and the file and line of the rule; also where there is no rule, or
     nothing that could be checked.
     """
-    spelling = registry._find(op)
+    spelling = registry.find(op)
     if spelling is None:
         raise RuleCheckError(f"{op!r} has no rule: register one with ops_registry.backward first", "no rule")
     began = time.perf_counter()
@@ -170,16 +171,16 @@ def check_samples(rule: Rule, samples: Iterable[Sample], options: Options, max_e
 # ---------------------------------------------------------------------------------------------- rules and spellings
 def _rules(op: Callable[..., Any], spelling: Spelling) -> list[tuple[Rule, Spelling]]:
     """The rule of the op with the spelling to call it by; one for each overload where they have rules of their own."""
-    if spelling.choose is None:
+    if spelling.pick_overload is None:
         return [(spelling.rule, spelling if not spelling.inplace else _main(spelling.rule) or spelling)]
     prefix = f"{registry.op_name(op)}."
-    found = [(r, _main(r)) for name, r in registry._RULES.items() if name.startswith(prefix)]
+    found = [(r, _main(r)) for name, r in registry.RULES.items() if name.startswith(prefix)]
     return [(r, main) for r, main in found if main is not None]
 
 
 def _main(rule: Rule) -> Spelling | None:
     """The spelling that a rule is checked in first: the function, before methods, kernels and in-place forms."""
-    found = [s for s in TABLE.values() if s.rule.name == rule.name and s.choose is None]
+    found = [s for s in TABLE.values() if s.rule.name == rule.name and s.pick_overload is None]
 
     def order(spelling: Spelling) -> tuple[int, str]:
         func = spelling.func
@@ -198,8 +199,8 @@ def _spellings(rule: Rule, main: Spelling) -> list[Spelling]:
     for func, spelling in TABLE.items():
         if func is main.func:
             continue
-        chosen = spelling.choose is not None and "." in rule.name and base_name(func).rstrip("_") == base
-        if chosen or (spelling.choose is None and spelling.rule.name == rule.name):
+        chosen = spelling.pick_overload is not None and "." in rule.name and base_name(func).rstrip("_") == base
+        if chosen or (spelling.pick_overload is None and spelling.rule.name == rule.name):
             found.append(spelling)
     return found
 

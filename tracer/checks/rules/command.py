@@ -124,12 +124,12 @@ class Outcome:
 
 def kind_of(rule: registry.Rule) -> str:
     """As ``list_rules()`` says it."""
-    return "no gradient" if rule.no_gradient else "decomposition" if rule.body is not None else "rule"
+    return "no gradient" if rule.no_gradient else "decomposition" if rule.decomposition is not None else "rule"
 
 
 def run(name: str, samples: Sequence[Sample], max_examples: int) -> Outcome:
     """Check one rule."""
-    rule = registry._RULES[name]
+    rule = registry.RULES[name]
     began = time.perf_counter()
     try:
         report = check_samples(rule, samples, Options(DTYPES), max_examples)
@@ -176,7 +176,7 @@ def _work(job: tuple[str, int]) -> Outcome:
 
 def _lost(job: tuple[str, int], cause: str, seconds: float) -> Outcome:
     name, _ = job
-    return Outcome(name, kind_of(registry._RULES[name]), "wrong", mistake="lost", message=cause, seconds=seconds)
+    return Outcome(name, kind_of(registry.RULES[name]), "wrong", mistake="lost", message=cause, seconds=seconds)
 
 
 def sweep(names: Sequence[str], harvested: dict[str, list[Sample]], max_examples: int, jobs: int) -> Iterator[Outcome]:
@@ -253,7 +253,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
-    names = [n for n in sorted(registry._RULES) if options.rules is None or options.rules.search(n)]
+    names = [n for n in sorted(registry.RULES) if options.rules is None or options.rules.search(n)]
     names = [n for n in names if n not in UNDEFINED]
     if not names:
         print("No rule has such a name.", file=sys.stderr)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ops_registry.binding import Spelling
 from ops_registry.errors import RuleResultError, UnsupportedCallError
-from ops_registry.registry import Spelling
 from ops_registry.rule import Rule
 from ops_registry.signatures import is_custom
 from tracer.checks.derivatives import (
@@ -381,7 +381,7 @@ class Run:
         if ours > theirs and self.options.memory:
             self._fail(
                 "keeps more memory than torch",
-                f"{ours} bytes, torch {theirs}; the rule keeps {', '.join(self.rule.keeps)}",
+                f"{ours} bytes, torch {theirs}; the rule saves {', '.join(self.rule.saves)}",
                 sample,
                 bound,
                 (),

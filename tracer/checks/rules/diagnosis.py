@@ -11,9 +11,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from ops_registry.binding import Spelling
 from ops_registry.errors import RuleCheckError, RuleResultError
-from ops_registry.registry import Spelling, use
 from ops_registry.rule import Formula, Rule
+from ops_registry.scopes import use
 from tracer.checks.derivatives import (
     SEED,
     can_have_gradient,

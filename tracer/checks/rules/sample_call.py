@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
-from ops_registry.registry import Spelling
+from ops_registry.binding import Spelling
 from ops_registry.rule import Rule
 from tracer.checks.derivatives import SEED, can_have_gradient, leaves_of, native_leaf, tracked_leaf
 from tracer.checks.rules.samples import arranged
@@ -23,7 +23,7 @@ class Bound:
         self.leaves, self.spec = tree_flatten(values)
         self.names = [name for name, value in values.items() for _ in tree_leaves(value)]
         covered = {n for _, n in rule.inputs}
-        open_to_all = rule.body is not None or rule.no_gradient
+        open_to_all = rule.decomposition is not None or rule.no_gradient
         self.able = [
             i for i, v in enumerate(self.leaves) if can_have_gradient(v) and (open_to_all or self.names[i] in covered)
         ]

@@ -11,7 +11,8 @@ from typing import Any, Protocol
 import torch
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map
 
-from ops_registry.registry import TABLE, Spelling, gather_varargs
+from ops_registry.binding import Spelling, gather_varargs
+from ops_registry.registry import TABLE
 from ops_registry.rule import Rule
 from ops_registry.signatures import NUMPY_NAMES, is_custom
 from ops_registry.spellings import canonical
@@ -405,8 +406,8 @@ class Harvest:
         if spelling is None or (spelling.inplace and not spelling.rule.name.endswith("_")):
             return
         try:
-            if spelling.choose is not None:
-                spelling = spelling.choose(args, kwargs)
+            if spelling.pick_overload is not None:
+                spelling = spelling.pick_overload(args, kwargs)
             name = spelling.rule.name
             if (self.only is not None and name not in self.only) or len(self.samples.get(name, ())) >= self.per_rule:
                 return

@@ -1,0 +1,116 @@
+"""How the arguments of a call map onto the names that its rule uses."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.rule import Rule
+from ops_registry.signatures import NUMPY_NAMES, Signature, signature_of
+
+
+class Spelling:
+    """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""
+
+    __slots__ = (
+        "default_tails",
+        "defaults",
+        "fast",
+        "func",
+        "function",
+        "inplace",
+        "order",
+        "pick_overload",
+        "positional",
+        "rule",
+        "varargs",
+        "written_argument",
+    )
+
+    def __init__(
+        self, func: Callable[..., Any], rule: Rule, inplace: bool, order: tuple[str, ...], varargs: bool
+    ) -> None:
+        self.func = func
+        #: What to run for it: the C method itself, for an operator that torch wraps in Python to turn a TypeError into NotImplemented.
+        wrapped = getattr(func, "__wrapped__", None)
+        self.function = wrapped if isinstance(wrapped, types.MethodDescriptorType) else func
+        self.rule = rule
+        self.inplace = inplace
+        #: Names of the spelling's own positional arguments, where they differ in order from the rule's.
+        self.order = order
+        self.varargs = varargs
+        self.pick_overload: Callable[[tuple[Any, ...], dict[str, Any]], Spelling] | None = None
+        signature = rule.signature
+        self.defaults = signature.defaults
+        if "reduction" in self.defaults and not isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
+            # torch's C functions default to no reduction, whatever their schema says.
+            self.defaults = {**self.defaults, "reduction": 0}
+        #: Where in the rule's signature the tensor stands that an in-place spelling writes into.
+        self.written_argument = signature.names.index(order[0]) if order and order[0] in signature.names else 0
+        #: ``default_tails[n]`` are the defaults to append to n positional arguments; empty where that is not enough to bind them.
+        self.default_tails: tuple[tuple[Any, ...], ...] = ()
+        #: How many arguments can be given by position.
+        self.positional = len(order) if signature.positional is None else signature.positional
+        if order == signature.names[: len(order)]:
+            defaults = tuple(self.defaults.get(n) for n in signature.names)
+            self.default_tails = tuple(defaults[n:] for n in range(min(self.positional, len(defaults)) + 1))
+        #: The common case (by position, nothing special about the rule), which interception takes without another question.
+        self.fast = not (inplace or rule.no_gradient or rule.decomposition is not None or rule.forward is not None)
+
+    def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+        """The call's arguments in the order of the rule's signature, defaults filled in.
+
+        Raises ``UnsupportedCallError`` for a call that does not fit the signature: a deprecated order of the arguments
+        (``addmm(beta, input, alpha, mat1, mat2)``), or a tensor under a keyword that the rule does not know.
+        """
+        if self.varargs:
+            args = gather_varargs(args)
+        if len(args) > self.positional:
+            raise UnsupportedCallError(
+                f"{self.rule.name} was called with {len(args)} arguments by position, and its signature "
+                f"({', '.join(self.rule.signature.names)}) takes {self.positional}. Pass the others by name."
+            )
+        names = self.rule.signature.names
+        values = dict(self.defaults)
+        values.update(zip(self.order, args, strict=False))
+        for name, value in kwargs.items():
+            known = "input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)
+            if known not in names and known != "out" and isinstance(value, torch.Tensor):
+                raise UnsupportedCallError(
+                    f"{self.rule.name} got a tensor as '{name}', which its signature ({', '.join(names)}) has not"
+                )
+            values[known] = value
+        return tuple([values.get(n) for n in names])
+
+
+def gather_varargs(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``x.view(2, 3)`` as ``x.view((2, 3))``."""
+    return (args[0], args[1:]) if len(args) > 1 and not isinstance(args[1], list | tuple | None) else args
+
+
+def own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[str, ...], bool] | None:
+    """Names of the positional arguments of one spelling, and whether a list may come as ``*args``; None if it does not fit."""
+    if isinstance(func, torch._ops.OpOverload):
+        return signature_of(func).names, False
+    if isinstance(func, types.FunctionType):
+        try:
+            parameters = inspect.signature(func).parameters.values()
+        except ValueError:
+            return signature.names, signature.varargs
+        if [p.kind for p in parameters] == [inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD]:
+            return signature.names, signature.varargs  # torch's wrapper that turns a TypeError into NotImplemented
+        if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            return None  # meshgrid(*tensors): its body hands them on as a list
+        names = tuple("input" if p.name in ("self", "tensor") else p.name for p in parameters if p.name != "out")
+        fits = all(n in signature.names for n in names)
+        return (names, False) if fits else None
+    is_method = isinstance(func, types.MethodDescriptorType | types.WrapperDescriptorType)
+    if is_method and signature.self_position:
+        first = signature.names[signature.self_position]
+        return (first, *(n for n in signature.names if n != first)), False
+    return signature.names, signature.varargs and is_method
