@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from nn.errors import ArgumentError
-from tracer.backprop.accumulate import zero_grad_of
+from tracer.tracked_tensor import zero_grad_of
 
 
 def zero_grad(target: Any, set_to_none: bool = True) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Mapping
+from enum import Enum
 from typing import Any
 
 import torch
@@ -12,6 +13,15 @@ import torch
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.rule import Rule
 from ops_registry.signatures import NUMPY_NAMES, Signature, signature_of
+
+
+class Kind(Enum):
+    """How a call is to be recorded."""
+
+    RULE = "rule"
+    IN_PLACE = "in place"
+    DECOMPOSITION = "decomposition"
+    NO_GRADIENT = "no gradient"
 
 
 class Spelling:
@@ -24,6 +34,7 @@ class Spelling:
         "func",
         "function",
         "inplace",
+        "kind",
         "order",
         "pick_overload",
         "positional",
@@ -59,8 +70,14 @@ class Spelling:
         if order == signature.names[: len(order)]:
             defaults = tuple(self.defaults.get(n) for n in signature.names)
             self.default_tails = tuple(defaults[n:] for n in range(min(self.positional, len(defaults)) + 1))
-        #: The common case (by position, nothing special about the rule), which interception takes without another question.
-        self.fast = not (inplace or rule.no_gradient or rule.decomposition is not None or rule.forward is not None)
+        if rule.decomposition is not None:
+            self.kind = Kind.DECOMPOSITION
+        elif rule.no_gradient:
+            self.kind = Kind.NO_GRADIENT
+        else:
+            self.kind = Kind.IN_PLACE if inplace else Kind.RULE
+        #: Whether a call by position may take the fast lane of interception: nothing special about the rule.
+        self.fast = self.kind is Kind.RULE and rule.forward is None
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The call's arguments in the order of the rule's signature, defaults filled in.

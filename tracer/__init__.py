@@ -21,9 +21,8 @@ from tracer.errors import (
 )
 from tracer.functions.checkpoint import checkpoint, checkpoint_sequential, save_on_cpu, saved_tensors_hooks
 from tracer.functions.function import Function
-from tracer.graph import Graph, GraphNode, OpCount
-from tracer.recording import borders as _opaque  # noqa: F401  (catches the calls that interception does not see)
-from tracer.recording import intercept as _record  # noqa: F401  (gives the tensor its interception)
+from tracer.graph import Graph, GraphNode, OpCount, graph_of
+from tracer.install import install as _install
 from tracer.recording.fallback import fallback
 from tracer.tracked_tensor import Tensor, tensor, track
 
@@ -58,11 +57,14 @@ __all__ = [
     "grad",
     "gradcheck",
     "gradgradcheck",
+    "graph_of",
     "save_on_cpu",
     "saved_tensors_hooks",
     "tensor",
     "track",
 ]
+
+_install()
 
 #: Loaded when they are asked for: who only computes gradients needs none of it.
 _CHECKS = {

@@ -1,4 +1,4 @@
-"""The recorder: which nodes the calls of a thread have left behind, and the real rustworkx graph of them."""
+"""The recorder: the nodes that calls inside ``with Graph()`` leave behind, the graph of a result, and the rustworkx graph of either."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ import torch
 
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
-from tracer.node import Leaf, Node, flat, parts_of
-from tracer.recording.saved_hooks import PACKED
+from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
 
 
 @dataclass(frozen=True)
@@ -42,20 +41,18 @@ class OpCount:
 
 
 class Graph:
-    """Records the calls made by this thread inside ``with graph:``; a thread always has one, its outermost by default.
+    """Records the calls made by this thread inside ``with graph:``; of several that are open the innermost records.
 
-    The graph does not own its nodes: they belong to the tensors they led to, and go with them. What the graph shows is what is
-    alive at that moment.
+    Outside of any, a call notes nothing: its node hangs on its result, and ``graph_of`` finds it from there. The graph does not own its
+    nodes: they belong to the tensors they led to, and go with them. What the graph shows is what is alive at that moment.
     """
 
     def __init__(self, *, record_lines: bool = False) -> None:
         #: Note the user's source line of every call: errors and the digraph then name it. Costs about a microsecond a call.
         self.record_lines = record_lines
         self._nodes: list[weakref.ref[Node]] = []
-        #: ``note(weakref.ref(node))`` enters a node that was just recorded.
-        self.note = self._nodes.append
         self._limit = 4096
-        self._outer: list[Graph] = []
+        self._outer: list[Graph | None] = []
 
     def __enter__(self) -> Graph:
         self._outer.append(current.graph)
@@ -65,14 +62,19 @@ class Graph:
     def __exit__(self, *exc: object) -> None:
         current.graph = self._outer.pop()
 
-    def forget_dead(self) -> None:
-        """Drop the references to nodes that are gone, if there may be many. Recording calls it once every 4,096 nodes.
+    def note(self, node: Node) -> None:
+        """Enter a node that was just recorded.
 
-        The limit doubles with what is alive, so that each node is looked at a constant number of times on average.
+        References to nodes that are gone are dropped once there may be many. The limit doubles with what is alive, so that each node is
+        looked at a constant number of times on average.
         """
-        if len(self._nodes) > self._limit:
-            self._nodes[:] = [reference for reference in self._nodes if reference() is not None]
-            self._limit = max(4096, 2 * len(self._nodes))
+        if self.record_lines:
+            node.extra().line = user_line()
+        nodes = self._nodes
+        nodes.append(weakref.ref(node))
+        if len(nodes) > self._limit:
+            nodes[:] = [reference for reference in nodes if reference() is not None]
+            self._limit = max(4096, 2 * len(nodes))
 
     def nodes(self) -> list[Node]:
         """The live nodes recorded here, in the order in which they were recorded, leaves and results not counted."""
@@ -120,19 +122,14 @@ class Graph:
 
         Raises ``NoHistoryError`` when ``root`` has no history.
         """
-        node = getattr(root, "_node", None)
-        if node is None:
-            raise NoHistoryError(
-                "backward_order() was asked for a tensor that does not require grad: it has no history"
-            )
-        return backward_order([node])
+        return backward_order([_history(root, "backward_order()")])
 
     def has_cycle(self) -> bool:
         """Whether the graph has a cycle, which nothing but a fault can make."""
         return not rx.is_directed_acyclic_graph(self.digraph)
 
     def remove(self, tensor: torch.Tensor) -> None:
-        """Release what the call that made ``tensor`` kept, and cut its edges: backward through it raises afterwards.
+        """Release what the call that made ``tensor`` saved, and cut its edges: backward through it raises afterwards.
 
         Raises ``NoHistoryError`` when no recorded call made ``tensor``.
         """
@@ -142,7 +139,7 @@ class Graph:
         _cut(node)
 
     def clear(self) -> None:
-        """Release everything that the nodes recorded here keep, and cut their edges: backward through them raises afterwards."""
+        """Release everything that the nodes recorded here saved, and cut their edges: backward through them raises afterwards."""
         for node in self.nodes():
             _cut(node)
         self._nodes.clear()
@@ -152,41 +149,50 @@ class Graph:
         return f"<tracer.Graph: {len(nodes)} calls, {len(self.counts())} ops, {self.kept_bytes():,} bytes kept for backward>"
 
 
-class _Current(threading.local):
-    """The recorder in force in this thread."""
+def graph_of(root: torch.Tensor) -> Graph:
+    """The graph of the calls that ``root`` came from, found by walking back, whether or not a ``Graph`` was open when they were made.
 
-    def __init__(self) -> None:
-        self.graph = Graph()
+    It does not keep them alive: ``root`` does. Raises ``NoHistoryError`` when ``root`` has no history.
+    """
+    graph = Graph()
+    order = backward_order([_history(root, "graph_of()")])
+    graph._nodes = [weakref.ref(n) for n in reversed(order) if not isinstance(n, Leaf | Output | Bridge)]
+    return graph
+
+
+class _Current(threading.local):
+    """The innermost open graph of this thread."""
+
+    graph: Graph | None = None
 
 
 current = _Current()
 
 
 def enter(node: Node) -> Node:
-    """Note a new node in the graph in force, with the user's line if the graph wants lines."""
-    graph = current.graph
-    graph.note(weakref.ref(node))
-    if graph.record_lines or not node.serial & 4095:
-        tend(graph, node)
+    """Note a new node in the innermost open graph, where there is one."""
+    if current.graph is not None:
+        current.graph.note(node)
     return node
 
 
-def tend(graph: Graph, node: Node) -> None:
-    """What is done for few nodes, or in few graphs only."""
-    if graph.record_lines:
-        node.extra().line = user_line()
-    graph.forget_dead()
+def _history(root: torch.Tensor, asked: str) -> Node:
+    node: Node | None = getattr(root, "_node", None)
+    if node is None:
+        raise NoHistoryError(f"{asked} was asked for a tensor that does not require grad: it has no history")
+    return node
 
 
 def _cut(node: Node) -> None:
-    node.kept, node.saved = None, ()
+    node.extra().removed = True
+    node.saved, node.saved_versions = None, ()
     node.parents = ()
 
 
 def kept_bytes(node: Node, seen: set[int]) -> int:
     """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (addresses of storages), which it extends."""
     total = 0
-    for tensor, _ in () if node.saved is PACKED else node.saved:
+    for tensor, _ in node.saved_versions:
         for part in parts_of(tensor):
             storage = part.untyped_storage()
             if storage.data_ptr() not in seen:
@@ -213,7 +219,7 @@ def build_digraph(nodes: list[Node]) -> rx.PyDiGraph[GraphNode, int]:
 
 def _payload(node: Node) -> GraphNode:
     shape = None if node.shape is None else tuple(node.shape)
-    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.plan.saved_names, node.line)
+    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.saved_names, node.line)
 
 
 def backward_order(roots: list[Node]) -> list[Node]:

@@ -1,6 +1,6 @@
 """The nodes that recorded calls leave behind.
 
-Ownership is acyclic: a tensor owns its node, a node owns its parents and plain aliases of what its rule keeps, and a leaf's
+Ownership is acyclic: a tensor owns its node, a node owns its parents and plain aliases of the tensors that it saved, and a leaf's
 node holds its tensor weakly. So everything is freed by reference counts.
 """
 
@@ -15,19 +15,20 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.rule import CallPlan, Formula, Rule, Step, make_needs
-from ops_registry.signatures import Signature
+from ops_registry.rule import CallPlan
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
 next_serial = itertools.count().__next__
 
 Hook = Callable[[torch.Tensor], torch.Tensor | None]
+#: Each saved tensor, as a plain alias, with torch's version counter at the time.
+Versions = Sequence[tuple[torch.Tensor, int]]
 
 
 class Extras:
-    """What few nodes have: hooks, a tensor that retains its gradient, several results, the user's line."""
+    """What only some nodes have. A node that has one of these is visited in the general lane of a sweep."""
 
-    __slots__ = ("hooks", "line", "outputs", "post_hooks", "retain")
+    __slots__ = ("hooks", "line", "outputs", "packed", "post_hooks", "removed", "retain")
 
     def __init__(self) -> None:
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -36,34 +37,44 @@ class Extras:
         self.retain: weakref.ref[torch.Tensor] | None = None
         #: The Output nodes of a call with several differentiable results.
         self.outputs: list[weakref.ref[Output] | None] | None = None
+        #: The user's line, where a graph records lines.
         self.line: str | None = None
+        #: Saved-tensor hooks have packed what the node saved.
+        self.packed = False
+        #: The user has taken the node out of its graph.
+        self.removed = False
 
 
 class Node:
-    """One recorded call, with what backward needs of it. What ``Tensor.grad_fn`` returns."""
+    """A place that gradients come to on their way back. What ``Tensor.grad_fn`` returns."""
 
-    __slots__ = ("__weakref__", "dtype", "extras", "kept", "parents", "plan", "saved", "serial", "shape")
+    __slots__ = ("__weakref__", "dtype", "extras", "parents", "saved", "saved_versions", "serial", "shape")
 
-    def __init__(
-        self,
-        plan: CallPlan,
-        parents: tuple[Any, ...],
-        shape: torch.Size | None,
-        dtype: torch.dtype | None,
-        kept: tuple[Any, ...] = (),
-        saved: Sequence[tuple[torch.Tensor, int]] = (),
-    ) -> None:
-        self.plan = plan
+    def __init__(self, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
         self.parents = parents
+        #: Shape and dtype of the result; None for a call with several.
         self.shape = shape
         self.dtype = dtype
-        #: Values kept for the rule; None once backward has released them.
-        self.kept: tuple[Any, ...] | None = kept
-        #: The tensors among what is kept, each with torch's version counter at the time.
-        self.saved = saved
+        #: What is saved for backward; None once a sweep has released it.
+        self.saved: tuple[Any, ...] | None = ()
+        self.saved_versions: Versions = ()
         self.extras: Extras | None = None
         self.serial = next_serial()
+
+    @property
+    def op(self) -> str:
+        """The op's name."""
+        raise NotImplementedError
+
+    @property
+    def saved_names(self) -> tuple[str, ...]:
+        """The rule's names for what is saved."""
+        return ()
+
+    def name(self) -> str:
+        """As torch's ``grad_fn.name()``."""
+        return f"{''.join(part.capitalize() for part in self.op.split('_'))}Backward"
 
     def extra(self) -> Extras:
         """The rarely used attributes, made when first asked for."""
@@ -77,18 +88,49 @@ class Node:
         return None if self.extras is None else self.extras.line
 
     @property
+    def packed(self) -> bool:
+        """Whether saved-tensor hooks have packed what is saved."""
+        return self.extras is not None and self.extras.packed
+
+    @property
     def outputs(self) -> list[weakref.ref[Output] | None] | None:
         """The Output nodes of a call with several differentiable results; None for a call with one."""
         return None if self.extras is None else self.extras.outputs
 
-    @property
-    def op(self) -> str:
-        """The op's name."""
-        return self.plan.rule.name
+    def set_results(self, results: Sequence[Any], positions: Sequence[int], *, several: bool = False) -> None:
+        """Say which of the ``results`` of this call, given by ``positions``, a gradient can come for.
 
-    def name(self) -> str:
-        """As torch's ``grad_fn.name()``."""
-        return f"{''.join(part.capitalize() for part in self.op.split('_'))}Backward"
+        One alone shares this node, with its shape and dtype, unless the op returns ``several`` on principle. Of several, each gets an
+        ``Output``.
+        """
+        if len(positions) == 1 and not several:
+            only = results[positions[0]]
+            self.shape, self.dtype = only.shape, only.dtype
+        else:
+            self.extra().outputs = [None] * len(results)
+
+    def of_result(self, index: int, result: torch.Tensor) -> Node:
+        """The node of result ``index``: this one, or its ``Output``, made anew when nobody holds it any more."""
+        outputs = self.outputs
+        if outputs is None:
+            return self
+        reference = outputs[index]
+        node = None if reference is None else reference()
+        if node is None:
+            node = Output(self, index, result.shape, result.dtype)
+            outputs[index] = weakref.ref(node)
+        return node
+
+    @property
+    def gradient_places(self) -> list[tuple[int, int | None] | None]:
+        """Where each gradient that hooks see belongs: position among the parents, and within a list of tensors; None for nowhere."""
+        places: list[tuple[int, int | None] | None] = []
+        for position, parent in enumerate(self.parents):
+            if type(parent) is tuple:
+                places.extend((position, i) if p is not None else None for i, p in enumerate(parent))
+            else:
+                places.append((position, None))
+        return places
 
     @property
     def next_functions(self) -> tuple[tuple[Node, int], ...]:
@@ -119,20 +161,44 @@ class Node:
         hooks[handle.id] = hook
         return handle
 
-    def output(self, index: int, shape: torch.Size | None = None, dtype: torch.dtype | None = None) -> Output:
-        """The node of result ``index`` of this call, made anew when nobody holds it any more."""
-        outputs = self.outputs
-        assert outputs is not None
-        reference = outputs[index]
-        node = None if reference is None else reference()
-        if node is None:
-            assert shape is not None and dtype is not None
-            node = Output(self, index, shape, dtype)
-            outputs[index] = weakref.ref(node)
-        return node
-
     def __repr__(self) -> str:
         return f"<{self.name()} #{self.serial}>"
+
+
+class CallNode(Node):
+    """One recorded call of an op that has a rule, with what the rule needs of it."""
+
+    __slots__ = ("plan",)
+
+    def __init__(
+        self,
+        plan: CallPlan,
+        parents: tuple[Any, ...],
+        shape: torch.Size | None,
+        dtype: torch.dtype | None,
+        saved: tuple[Any, ...] = (),
+        saved_versions: Versions = (),
+        packed: bool = False,
+    ) -> None:
+        # Written out, not handed to the base class: this runs for every recorded call.
+        self.plan = plan
+        self.parents = parents
+        self.shape = shape
+        self.dtype = dtype
+        self.saved = saved
+        self.saved_versions = saved_versions
+        self.extras = None
+        self.serial = next_serial()
+        if packed:
+            self.extra().packed = True
+
+    @property
+    def op(self) -> str:
+        return self.plan.rule.name
+
+    @property
+    def saved_names(self) -> tuple[str, ...]:
+        return self.plan.saved_names
 
 
 class Output(Node):
@@ -141,11 +207,15 @@ class Output(Node):
     __slots__ = ("index",)
 
     def __init__(self, node: Node, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
-        super().__init__(node.plan, (node,), shape, dtype)
+        super().__init__((node,), shape, dtype)
         self.index = index
 
+    @property
+    def op(self) -> str:
+        return self.parents[0].op if self.parents else "result"
+
     def name(self) -> str:
-        return self.parents[0].name()
+        return self.parents[0].name() if self.parents else super().name()
 
 
 class Leaf(Node):
@@ -154,8 +224,12 @@ class Leaf(Node):
     __slots__ = ("tensor",)
 
     def __init__(self, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
-        super().__init__(LEAF, (), shape, dtype)
+        super().__init__((), shape, dtype)
         self.tensor = weakref.ref(tensor)
+
+    @property
+    def op(self) -> str:
+        return "leaf"
 
     def name(self) -> str:
         return "AccumulateGrad"
@@ -172,37 +246,67 @@ class Bridge(Node):
     __slots__ = ("native",)
 
     def __init__(self, tensor: torch.Tensor) -> None:
-        super().__init__(BRIDGE, (), tensor.shape, tensor.dtype)
+        super().__init__((), tensor.shape, tensor.dtype)
         self.native = tensor
+
+    @property
+    def op(self) -> str:
+        return "torch"
 
     def name(self) -> str:
         return "TorchBackward"
 
 
-def joint_plan(
-    name: str,
-    call: Callable[..., Any],
-    count: int,
-    *,
-    written: Callable[..., Any] | None = None,
-    returns_list: bool = False,
-) -> CallPlan:
-    """The plan of a call that is not in the registry: ``call(grad, kept, needs)`` gives the gradients of its ``count`` inputs at once.
+class OpaqueNode(Node):
+    """A call whose gradients come from no rule: the node finds them itself."""
 
-    ``written`` is the function that errors name, where it is another one.
-    """
-    inputs = tuple(f"input{i}" for i in range(count))
-    formula = Formula(written or call, inputs, True, ("grad",))
-    step = Step(formula, call, tuple(range(count)), make_needs(inputs, (True,) * count), 0, True)
-    return CallPlan(Rule(name, Signature(inputs, {}, returns_list=returns_list), (formula,)), (step,), (), None, ())
+    __slots__ = ("_op",)
+
+    #: Whether None among its gradients means a gradient of zero, as from a rule; else it means that there is none.
+    none_is_zero = True
+    #: What it is given in place of a gradient of zero; None where zero is passed on without asking it.
+    zero_gradient: Any = None
+
+    def __init__(self, op: str, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
+        super().__init__(parents, shape, dtype)
+        self._op = op
+
+    @property
+    def op(self) -> str:
+        return self._op
+
+    @property
+    def origin(self) -> str:
+        """What errors name as the source of a gradient that does not fit."""
+        raise NotImplementedError
+
+    def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        """The gradients of the parents, in their order.
+
+        ``grad`` is the gradient of the result (a tuple with None for several). ``recorded``: the sweep is recorded (``create_graph``).
+        ``in_flight()`` gives all other gradients that the sweep holds.
+        """
+        raise NotImplementedError
 
 
-def _marker(name: str) -> CallPlan:
-    return CallPlan(Rule(name, Signature((), {})), (), (), None, ())
+class RaisingNode(OpaqueNode):
+    """Stands where a derivative is not to be had: backward raises when a gradient comes through, and not before."""
 
+    __slots__ = ("error",)
 
-LEAF = _marker("leaf")
-BRIDGE = _marker("torch")
+    def __init__(
+        self,
+        op: str,
+        error: Callable[[], Exception],
+        parents: tuple[Any, ...],
+        shape: torch.Size | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(op, parents, shape, dtype)
+        self.error = error
+
+    def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        raise self.error()
 
 
 def flat(parents: tuple[Any, ...]) -> list[Node]:

@@ -1,4 +1,7 @@
-"""The tracked tensor: a ``torch.Tensor`` whose calls are recorded. Its native ``requires_grad`` stays off, so torch records nothing."""
+"""The tracked tensor: a ``torch.Tensor`` whose calls are recorded. Its native ``requires_grad`` stays off, so torch records nothing.
+
+What the class gets from the floors above it, interception and ``backward``, ``tracer.install`` puts in.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import copy
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.utils.hooks import RemovableHandle
@@ -14,9 +17,6 @@ from torch.utils.hooks import RemovableHandle
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node, Output
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 #: ``detach`` past our own override: a plain alias.
 plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
@@ -26,7 +26,7 @@ _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
-_OWN = frozenset({"_node", "_refused", "_views"})
+_OWN = frozenset({"_node", "_views", "_write_ban"})
 
 
 class Tensor(torch.Tensor):
@@ -50,7 +50,7 @@ class Tensor(torch.Tensor):
         self.requires_grad_(value)
 
     def requires_grad_(self, requires_grad: bool = True) -> Tensor:
-        """As in torch: turns the wish for a gradient on or off for a leaf.
+        """Set whether gradients are computed for this leaf, as in torch.
 
         Raises ``GradientArgumentError`` for integers and bools, and where a tensor with a history is to stop requiring grad.
         """
@@ -108,8 +108,6 @@ class Tensor(torch.Tensor):
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Clear ``.grad``: drop it, or fill it with zeros in place; ``torch.nn.Module.zero_grad`` for one tensor."""
-        from tracer.backprop.accumulate import zero_grad_of
-
         zero_grad_of(self, set_to_none)
 
     @property
@@ -167,24 +165,9 @@ class Tensor(torch.Tensor):
             )
         return self._node.register_hook(hook)
 
-    def backward(
-        self,
-        gradient: torch.Tensor | None = None,
-        retain_graph: bool | None = None,
-        create_graph: bool = False,
-        inputs: Sequence[torch.Tensor] | torch.Tensor | None = None,
-    ) -> None:
-        """Accumulate the gradient of this tensor into the leaves it depends on: ``torch.Tensor.backward``."""
-        from tracer.backprop.api import backward
-
-        backward(self, gradient, retain_graph, create_graph, inputs=inputs)
-
     def detach(self) -> Tensor:
         """A tracked tensor that shares storage and has no history."""
-        with DisableTorchFunctionSubclass():
-            alias: Any = plain_alias(self)
-            alias.__class__ = Tensor
-        return alias
+        return tracked_alias(self)
 
     def detach_(self) -> Tensor:
         """Drop this tensor's own history."""
@@ -238,8 +221,7 @@ class Tensor(torch.Tensor):
                 f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."
             )
         with DisableTorchFunctionSubclass():
-            twin: Any = copy.deepcopy(plain_alias(self), memo)
-            twin.__class__ = Tensor
+            twin = become_tracked(copy.deepcopy(plain_alias(self), memo))
             memo[id(self)] = twin
             if self._node is not None:
                 twin.requires_grad_()
@@ -264,6 +246,36 @@ class Tensor(torch.Tensor):
 
 # Libraries pick their backend by the module of a tensor's class.
 Tensor.__module__ = "torch"
+
+
+def become_tracked(tensor: Any, node: Node | None = None) -> Tensor:
+    """The very object, tracked from now on, with ``node`` as its history.
+
+    Never for an object that somebody else holds (an argument, ``.grad``, ``._base``), unless it is to become tracked for them too.
+    """
+    tensor.__class__ = Tensor
+    if node is not None:
+        tensor._node = node
+    return tensor
+
+
+def tracked_alias(tensor: torch.Tensor, node: Node | None = None) -> Tensor:
+    """A tracked tensor that shares the memory of ``tensor`` and has ``node`` as its history."""
+    with DisableTorchFunctionSubclass():
+        return become_tracked(plain_alias(tensor), node)
+
+
+def zero_grad_of(tensor: torch.Tensor, set_to_none: bool) -> None:
+    """Clear ``.grad`` of a tensor, tracked or not: drop it, or fill it with zeros in place, without a history."""
+    if not tensor.is_leaf and not tensor.retains_grad:
+        return  # it has none, and torch warns of the question
+    gradient = tensor.grad
+    if gradient is None or set_to_none:
+        tensor.grad = None
+        return
+    if gradient.requires_grad:
+        gradient = tensor.grad = gradient.detach()
+    gradient.zero_()
 
 
 def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
@@ -323,5 +335,5 @@ def _handlers() -> dict[Callable[..., Any], Callable[..., Any]]:
     return found
 
 
-#: Filled up by ``tracer.autograd`` with ``torch.autograd.grad`` and ``torch.autograd.backward``.
+#: ``tracer.install`` adds what the floors above answer: ``backward`` and ``torch.autograd``.
 HANDLERS: dict[Callable[..., Any], Callable[..., Any]] = _handlers()

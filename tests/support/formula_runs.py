@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 from ops_registry.registry import TABLE
 from ops_registry.rule import Step
 from tracer import Tensor
-from tracer.node import Bridge, Leaf, Node, Output
+from tracer.node import CallNode, Node, Output
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def watch(nodes: Sequence[Node]) -> list[Run]:
         return replace(step, call=call)
 
     for node in nodes:
-        if not isinstance(node, Leaf | Output | Bridge):
+        if isinstance(node, CallNode):
             node.plan = replace(node.plan, steps=tuple(watched(node, step) for step in node.plan.steps))
     return runs
 
@@ -93,7 +93,7 @@ def _requires_grad(value: Any) -> bool:
     )
 
 
-def covered(node: Node) -> set[str]:
+def covered(node: CallNode) -> set[str]:
     """The inputs of a call that its formulas are run for."""
     return {
         name

@@ -35,7 +35,8 @@ from support.op_samples import operators, samples_of, seed
 from tracer import Tensor
 from tracer.checks.conformance.operators import Sample, Way, ways
 from tracer.checks.derivatives import can_have_gradient, leaves_of, native_leaf, tracked_leaf
-from tracer.node import Leaf, Node, flat, parts_of
+from tracer.node import Bridge, Node, flat, parts_of
+from tracer.recording.without_rule import MissingRule
 
 EXCEPTIONS = Path(__file__).with_name("kept_bytes_exceptions.json")
 
@@ -117,9 +118,9 @@ def kept_here(call: Callable[[list[Any]], Any], leaves: list[Any]) -> Kept:
     result = call(leaves)
     held: Storages = {}
     for node in nodes_behind(result):
-        if not node.plan.steps and not isinstance(node, Leaf):
+        if isinstance(node, MissingRule | Bridge):
             raise Uncomparable
-        held.update(storages([tensor for tensor, _ in node.saved]))
+        held.update(storages([tensor for tensor, _ in node.saved_versions]))
     return Kept.of(held, tensors_of(leaves, result))
 
 

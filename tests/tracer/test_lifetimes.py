@@ -13,7 +13,6 @@ import torch.nn.functional as F
 
 import nn
 import tracer
-from tracer.graph import current
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +31,7 @@ def test_a_dropped_output_frees_its_graph_at_once() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     y = x.exp()
     z = (y * y).sum()
-    nodes = [weakref.ref(n) for n in current.graph.backward_order(z) if n.op != "leaf"]
+    nodes = [weakref.ref(n) for n in tracer.graph_of(z).backward_order(z) if n.op != "leaf"]
     tensor = weakref.ref(y)
     del y, z
     assert tensor() is None and all(n() is None for n in nodes)

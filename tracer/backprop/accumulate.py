@@ -94,19 +94,6 @@ def _set(tensor: torch.Tensor, grad: torch.Tensor) -> None:
         TensorBase.requires_grad_(tensor, native)
 
 
-def zero_grad_of(tensor: torch.Tensor, set_to_none: bool) -> None:
-    """Clear ``.grad`` of a tensor, tracked or not: drop it, or fill it with zeros in place, without a history."""
-    if not tensor.is_leaf and not tensor.retains_grad:
-        return  # it has none, and torch warns of the question
-    gradient = tensor.grad
-    if gradient is None or set_to_none:
-        tensor.grad = None
-        return
-    if gradient.requires_grad:
-        gradient = tensor.grad = gradient.detach()
-    gradient.zero_()
-
-
 def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """The gradient in ``buffer`` as memory that belongs to nobody else, laid out as torch lays out ``.grad``: like a dense tensor itself.
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass
-from tracer.backprop.bridge import hand_over
+from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.sweep import Sweep
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
 from tracer.node import Node
 from tracer.recording.parents import any_node
-from tracer.tracked_tensor import HANDLERS, Tensor
+from tracer.tracked_tensor import Tensor
 
 Tensors = torch.Tensor | Sequence[torch.Tensor]
 
@@ -47,6 +47,17 @@ def backward(
     found = sweep.run(roots, set(nodes), any(type(t) is not Tensor for t in wanted))
     _carry_over(sweep, wanted, nodes, found)
     sweep.commit([(tensor, found.pop(node)) for tensor, node in zip(wanted, nodes, strict=True) if node in found])
+
+
+def backward_of(
+    tensor: torch.Tensor,
+    gradient: torch.Tensor | None = None,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Tensors | None = None,
+) -> None:
+    """Accumulate the gradient of this tensor into the leaves it depends on: ``torch.Tensor.backward``."""
+    backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def grad(
@@ -91,7 +102,7 @@ def grad(
                 f"input {i}, of shape {tuple(tensor.shape)}, was not used to compute the outputs. Pass "
                 f"allow_unused=True to get None for it."
             )
-    sweep.commit()  # no leaf was reached for good: what tensors retain is added to their .grad
+    sweep.commit()  # Leaves are not filled by grad(); only tensors with retain_grad() are.
     if isinstance(inputs, dict):
         return dict(zip(inputs, results, strict=True))  # type: ignore[return-value]
     return tuple(results)
@@ -215,11 +226,7 @@ def _carry_over(
     if not sweep.bridged:
         return
     natives = [(t, n) for t, n in zip(inputs, nodes, strict=True) if type(t) is not Tensor]
-    for (_, node), gradient in zip(natives, hand_over(sweep.bridged, [t for t, _ in natives]), strict=True):
+    for (_, node), gradient in zip(natives, backward_into_torch(sweep.bridged, [t for t, _ in natives]), strict=True):
         if gradient is not None:
             found[node] = found[node] + gradient if node in found else gradient
     sweep.bridged.clear()
-
-
-HANDLERS[torch.autograd.grad] = grad
-HANDLERS[torch.autograd.backward] = backward

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-def hand_over(
+def backward_into_torch(
     bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None
 ) -> list[torch.Tensor | None]:
     """Carry gradients that arrived at bridges on into torch's autograd.

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 
 from ops_registry.errors import RuleResultError
-from tracer.functions.function import FunctionNode
 from tracer.naming import describe_node
 from tracer.node import Extras, Node
 
@@ -28,16 +27,16 @@ def run_hooks(node: Node, extras: Extras, grad: Any) -> Any:
     return grad
 
 
-def run_post_hooks(node: Node, passed: dict[int, Any], grad: Any) -> None:
+def run_post_hooks(node: Node, grad_inputs: dict[int, Any], grad: Any) -> None:
     """Show ``hook(grad_inputs, grad_outputs)`` what the call passes on, by position among its parents, and take what it returns instead.
 
     As in torch there is one entry for each tensor that a gradient can go to, None where none goes.
     """
     assert node.extras is not None
     outputs = grad if isinstance(grad, tuple) else (grad,)
-    places = _places(node)
+    places = node.gradient_places
     for hook in list(node.extras.post_hooks.values()):
-        inputs = tuple([None if place is None else _get(passed, *place) for place in places])
+        inputs = tuple([None if place is None else _get(grad_inputs, *place) for place in places])
         new = hook(inputs, outputs)
         if new is None:
             continue
@@ -50,38 +49,19 @@ def run_post_hooks(node: Node, passed: dict[int, Any], grad: Any) -> None:
             if before is not None:
                 _check(node, before, after)
             if place is not None and after is not None:
-                _set(passed, *place, after)
+                _set(grad_inputs, *place, after)
 
 
-def _places(node: Node) -> list[tuple[int, int | None] | None]:
-    """Where each gradient of ``node`` stands: position among the parents, and within a list of tensors."""
-    places: list[tuple[int, int | None] | None] = []
-    if isinstance(node, FunctionNode):
-        # torch has an entry for each argument of a custom Function that is a tensor, also for those that want no gradient.
-        wanting = 0
-        for is_tensor, needed in zip(node.ctx._is_tensor, node.ctx.needs_input_grad, strict=True):
-            if is_tensor:
-                places.append((wanting, None) if needed else None)
-            wanting += needed
-        return places
-    for position, parent in enumerate(node.parents):
-        if type(parent) is tuple:
-            places.extend((position, i) if p is not None else None for i, p in enumerate(parent))
-        else:
-            places.append((position, None))
-    return places
-
-
-def _get(passed: dict[int, Any], position: int, within: int | None) -> Any:
-    value = passed.get(position)
+def _get(grad_inputs: dict[int, Any], position: int, within: int | None) -> Any:
+    value = grad_inputs.get(position)
     return value if within is None or value is None else value[within]
 
 
-def _set(passed: dict[int, Any], position: int, within: int | None, value: torch.Tensor) -> None:
+def _set(grad_inputs: dict[int, Any], position: int, within: int | None, value: torch.Tensor) -> None:
     if within is None:
-        passed[position] = value
-    elif passed.get(position) is not None:
-        passed[position][within] = value
+        grad_inputs[position] = value
+    elif grad_inputs.get(position) is not None:
+        grad_inputs[position][within] = value
 
 
 def _check(node: Node, before: torch.Tensor, after: Any) -> None:

@@ -34,22 +34,24 @@ class _Stretch:
     title = "a checkpointed stretch"
 
 
-def _save_inputs(frame: Any, *args: Any) -> None:
+#: torch's own, which ``save_inputs`` and ``get_inputs`` stand in front of. There are none before torch 2.13: a custom Function saves.
+_save_natively: Any = getattr(CheckpointFrame, "save_inputs", None)
+_get_natively: Any = getattr(CheckpointFrame, "get_inputs", None)
+
+
+def save_inputs(frame: Any, *args: Any) -> None:
+    """``_CheckpointFrame.save_inputs``, where tracked arguments keep their history."""
     frame.tracked_inputs = {
-        i: SavedTensor(arg, f"its argument {i}", node=arg._node, position=None, hidden=False, keep=False)
+        i: SavedTensor(arg, f"its argument {i}", node=arg._node, position=None, unrecorded=False, keep=False)
         for i, arg in enumerate(args)
         if type(arg) is Tensor
     }
     _save_natively(frame, *[None if type(arg) is Tensor else arg for arg in args])
 
 
-def _get_inputs(frame: Any) -> list[Any]:
+def get_inputs(frame: Any) -> list[Any]:
+    """``_CheckpointFrame.get_inputs``, tracked arguments with their history."""
     return [
         frame.tracked_inputs[i].get(_Stretch) if i in frame.tracked_inputs else arg
         for i, arg in enumerate(_get_natively(frame))
     ]
-
-
-if hasattr(CheckpointFrame, "save_inputs"):  # before torch 2.13 a custom Function saves them
-    _save_natively, _get_natively = CheckpointFrame.save_inputs, CheckpointFrame.get_inputs
-    CheckpointFrame.save_inputs, CheckpointFrame.get_inputs = _save_inputs, _get_inputs

@@ -4,19 +4,34 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch.autograd.function import FunctionCtx
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
 from tracer.errors import FreedGraphError, FunctionError, OverwrittenError
+from tracer.node import Node
 from tracer.recording.saved_hooks import Packed
-from tracer.tracked_tensor import Tensor, plain_alias
+from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
-if TYPE_CHECKING:
-    from tracer.functions.function import FunctionNode
-    from tracer.node import Node
+
+class Owner(Protocol):
+    """The node of a call that saves tensors in this way: a custom Function's."""
+
+    saved: tuple[Any, ...] | None
+
+    @property
+    def title(self) -> str: ...
+
+    @property
+    def next_functions(self) -> Any: ...
+
+    def name(self) -> str: ...
+
+    def of_result(self, index: int, result: torch.Tensor) -> Node: ...
+
+    def refuse(self, tensor: torch.Tensor, what: str) -> torch.Tensor: ...
 
 
 class SavedTensor:
@@ -24,18 +39,18 @@ class SavedTensor:
 
     ``position`` is its place among the results for an output, None for others. An input that is still alive comes back as the very
     object, as in torch: it is known by a weak reference, so that no cycle arises. An output comes back as an alias with its history. What
-    is neither, and depends on an input, is ``hidden``: to a recorded backward it comes back as an alias that no gradient passes.
+    is neither, and depends on an input, is ``unrecorded``: to a recorded backward it comes back as an alias that no gradient passes.
     """
 
-    __slots__ = ("alias", "hidden", "name", "node", "original", "packed", "position", "version")
+    __slots__ = ("alias", "name", "node", "original", "packed", "position", "unrecorded", "version")
 
     def __init__(
-        self, tensor: torch.Tensor, name: str, *, node: Node | None, position: int | None, hidden: bool, keep: bool
+        self, tensor: torch.Tensor, name: str, *, node: Node | None, position: int | None, unrecorded: bool, keep: bool
     ) -> None:
         self.name = name
         self.node = node
         self.position = position
-        self.hidden = hidden
+        self.unrecorded = unrecorded
         with DisableTorchFunctionSubclass():
             self.version = tensor._version
             self.alias: Any = plain_alias(tensor)
@@ -47,7 +62,7 @@ class SavedTensor:
             self.alias = self.original = None
 
     def get(self, owner: Any) -> torch.Tensor:
-        """The tensor, for the ``backward`` of ``owner``, a ``FunctionNode``.
+        """The tensor, for the ``backward`` of ``owner``.
 
         Raises ``OverwrittenError`` where it has been written in place since.
         """
@@ -60,20 +75,14 @@ class SavedTensor:
                 )
             original = self.original() if isinstance(self.original, weakref.ref) else self.original
             unchanged = self.node is None or type(original) is not Tensor or original._node is self.node
-            if original is not None and unchanged and not (self.hidden and torch.is_grad_enabled()):
+            if original is not None and unchanged and not (self.unrecorded and torch.is_grad_enabled()):
                 return original
-        if self.hidden and torch.is_grad_enabled():
-            return owner.reveal(plain, self.name)
+        if self.unrecorded and torch.is_grad_enabled():
+            return owner.refuse(plain, self.name)
         node = self.node
         if self.position is not None:
-            node = owner.node_of_output(self.position, plain)
-        if node is None:
-            return plain
-        with DisableTorchFunctionSubclass():
-            alias: Any = plain_alias(plain)
-        alias.__class__ = Tensor
-        alias._node = node
-        return alias
+            node = owner.of_result(self.position, plain)
+        return plain if node is None else tracked_alias(plain, node)
 
 
 class FunctionContext(FunctionCtx):
@@ -87,11 +96,11 @@ class FunctionContext(FunctionCtx):
     def __init__(self, needs_input_grad: tuple[bool, ...], is_tensor: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self._is_tensor = is_tensor
-        self._owner: Callable[[], FunctionNode | None] = lambda: None
-        #: Attributes that hold an output (which would be a cycle) or a hidden value, moved out of the instance's dictionary.
+        self._owner: Callable[[], Owner | None] = lambda: None
+        #: Attributes that hold an output (which would be a cycle) or an unrecorded value, moved out of the instance's dictionary.
         self._moved: dict[str, SavedTensor] = {}
 
-    def _node(self) -> FunctionNode:
+    def _node(self) -> Owner:
         node = self._owner()
         if node is None:
             raise FunctionError("ctx was asked for what exists only once forward has returned")
@@ -101,12 +110,12 @@ class FunctionContext(FunctionCtx):
     def saved_tensors(self) -> tuple[torch.Tensor | None, ...]:
         """What ``save_for_backward`` was given. Raises ``FreedGraphError`` once a backward pass has released it."""
         node = self._node()
-        if node.kept is None:
+        if node.saved is None:
             raise FreedGraphError(
                 f"{node.title} was asked for its saved tensors a second time: the first backward pass has released them. Pass "
                 f"retain_graph=True to the first."
             )
-        return tuple([None if entry is None else entry.get(node) for entry in node.kept])
+        return tuple([None if entry is None else entry.get(node) for entry in node.saved])
 
     def __getattr__(self, name: str) -> Any:
         moved = self.__dict__.get("_moved", {}).get(name)

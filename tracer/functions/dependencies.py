@@ -26,16 +26,16 @@ _BOOKKEEPING = frozenset(
 )
 
 
-class Following(TorchFunctionMode):
+class DependencyTracker(TorchFunctionMode):
     """While it is active, follows which tensors depend on others: on ``sources`` and on all that have a history.
 
-    ``reveal(tensor)``, where given, makes the alias that a recorded call gets in the place of a dependent tensor without history.
+    ``refuse(tensor)``, where given, makes the alias that a recorded call gets in the place of a dependent tensor without history.
     """
 
-    def __init__(self, sources: Iterable[torch.Tensor], reveal: Callable[[torch.Tensor], torch.Tensor] | None = None):
+    def __init__(self, sources: Iterable[torch.Tensor], refuse: Callable[[torch.Tensor], torch.Tensor] | None = None):
         super().__init__()
         self._dependent: Any = WeakIdKeyDictionary()
-        self._reveal = reveal
+        self._refuse = refuse
         for source in sources:
             self._dependent[source] = True
 
@@ -53,8 +53,8 @@ class Following(TorchFunctionMode):
         kwargs = kwargs or {}
         name = getattr(func, "__name__", "")
         dependent = self._any((args, kwargs))
-        if dependent and self._reveal is not None and torch.is_grad_enabled() and name not in _BOOKKEEPING:
-            args, kwargs = self._revealed(args), self._revealed(kwargs)
+        if dependent and self._refuse is not None and torch.is_grad_enabled() and name not in _BOOKKEEPING:
+            args, kwargs = self._refused(args), self._refused(kwargs)
         result = func(*args, **kwargs) if kwargs else func(*args)
         if dependent and not _is_constant(func):
             self._mark(result)
@@ -80,13 +80,13 @@ class Following(TorchFunctionMode):
             for item in result:
                 self._mark(item)
 
-    def _revealed(self, nest: Any) -> Any:
+    def _refused(self, nest: Any) -> Any:
         if isinstance(nest, torch.Tensor):
-            hidden = nest in self._dependent and getattr(nest, "_node", None) is None and not nest.requires_grad
-            return self._reveal(nest) if hidden and self._reveal is not None else nest
+            unrecorded = nest in self._dependent and getattr(nest, "_node", None) is None and not nest.requires_grad
+            return self._refuse(nest) if unrecorded and self._refuse is not None else nest
         if isinstance(nest, dict):
-            return {key: self._revealed(value) for key, value in nest.items()}
-        return type(nest)(map(self._revealed, nest)) if type(nest) in (tuple, list) else nest
+            return {key: self._refused(value) for key, value in nest.items()}
+        return type(nest)(map(self._refused, nest)) if type(nest) in (tuple, list) else nest
 
 
 @functools.cache

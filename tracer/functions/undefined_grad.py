@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ops_registry.scopes import use
-from ops_registry.torch_private import TorchFunctions, UndefinedGrad
+from ops_registry.torch_private import UndefinedGrad
 from tracer.tracked_tensor import Tensor
 
 
@@ -21,11 +21,8 @@ def without_gradient(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.clone()
 
 
-class _UndefinedGrad:
+class TrackedUndefinedGrad:
     """The identity with which torch's own ``gradcheck`` takes a result's gradient away; torch's works on its own tensors only."""
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
         return without_gradient(tensor) if isinstance(tensor, Tensor) else UndefinedGrad()(tensor)
-
-
-TorchFunctions.UndefinedGrad = _UndefinedGrad

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import NestedTensor, ScriptFunction, ScriptMethod
 from tracer.errors import UnsupportedError
 from tracer.recording.fallback import record_with_torch
 from tracer.tracked_tensor import Tensor
@@ -28,7 +27,9 @@ def _wants_gradient(nest: Any) -> bool:
     return any(_wants_gradient(value) for value in nest)
 
 
-def _recording(call: Callable[..., Any]) -> Callable[..., Any]:
+def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``__call__`` of compiled code, which records a call on tracked tensors as one opaque call."""
+
     def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
         if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
             return record_with_torch(lambda *a, **k: call(self, *a, **k), args, kwargs, self.name)
@@ -37,11 +38,9 @@ def _recording(call: Callable[..., Any]) -> Callable[..., Any]:
     return recorded
 
 
-ScriptFunction.__call__ = _recording(ScriptFunction.__call__)
-ScriptMethod.__call__ = _recording(ScriptMethod.__call__)
+def refusing_tracked(intercept: Callable[..., Any]) -> Any:
+    """The ``__torch_function__`` of nested tensors, which raises where a tracked tensor beside them would lose its gradient."""
 
-
-def _refusing(intercept: Callable[..., Any]) -> Callable[..., Any]:
     def refused(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
             raise UnsupportedError(
@@ -50,7 +49,4 @@ def _refusing(intercept: Callable[..., Any]) -> Callable[..., Any]:
             )
         return intercept(func, types, args, kwargs)
 
-    return refused
-
-
-NestedTensor.__torch_function__ = classmethod(_refusing(NestedTensor.__torch_function__))
+    return classmethod(refused)

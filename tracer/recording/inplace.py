@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import saved_tensors_hooks, set_grad_enabled
+from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, set_grad_enabled
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
-from tracer.node import Leaf, Node
+from tracer.node import CallNode, Leaf, Node
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
-from tracer.recording.saved import keep, keep_unpacked, note_write, pack_kept
-from tracer.recording.views import prepare, rebase, rewrite, written_unrecorded
+from tracer.recording.saved import Saved, note_write, pack_saved, save, save_unpacked
+from tracer.recording.views import prepare, rebase, rewrite, write_ban, written_unrecorded
 from tracer.tracked_tensor import Tensor, plain_alias
 
 #: Ops that change how a tensor looks at its memory and write nothing into it.
@@ -28,67 +28,83 @@ def is_in_place(func: Callable[..., Any]) -> bool:
     return name in ("__setitem__", "__set__") or (name.endswith("_") and not name.endswith("__"))
 
 
-def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an in-place call and record it under the rule of the out-of-place op. Interception is off."""
-    rule = spelling.rule
-    bound = spelling.bind(args, kwargs)
-    target = bound[spelling.written_argument]
-    mask, parents = 0, ()
-    if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
-        mask, parents, _ = find_parents(rule, bound)
-    if not mask:
-        result = func(*args, **kwargs)
+def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run an in-place call and record it under the rule of the out-of-place op, by the steps of ``call.record``."""
+    with DisableTorchFunctionSubclass():
+        rule = spelling.rule
+        # 1 bind
+        bound = spelling.bind(args, kwargs)
+        target = bound[spelling.written_argument]
+        # 2 inputs
+        mask, parents = 0, ()
+        if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
+            mask, parents, _ = find_parents(rule, bound)
+        if not mask:
+            result = func(*args, **kwargs)
+            if rule.name not in GEOMETRY:
+                written_unrecorded(target)
+                note_write(target, rule.name)
+            return result
+        check_write(target, rule.name)
         if rule.name not in GEOMETRY:
-            written_unrecorded(target)
+            prepare(target, rule.name)
+        # 3 run and 4 save, in turns
+        plan = rule.plan(mask)
+        saved = _write_and_save(spelling, plan, func, args, kwargs, bound)
+        # 5 mark
+        node = enter(CallNode(plan, parents, target.shape, target.dtype, *saved))
+        if rule.name in GEOMETRY:
+            rebase(target, node)
+        else:
+            rewrite(target, node)
             note_write(target, rule.name)
-        return result
-    check_write(target, rule.name)
-    if rule.name not in GEOMETRY:
-        prepare(target, rule.name)
-    plan = rule.plan(mask)
+        return None if func is torch.Tensor.__setitem__ else target
+
+
+def _write_and_save(
+    spelling: Spelling,
+    plan: CallPlan,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound: tuple[Any, ...],
+) -> Saved:
+    """Run the call, which writes into its target, and save what the rule names."""
+    rule, position = spelling.rule, spelling.written_argument
+    target = bound[position]
     # The op may read what it overwrites: an alias tells the old shape, a copy the old values where the rule wants them.
     before = plain_alias(target)
-    if rule.signature.names[spelling.written_argument] in plan.saved_names:
+    if rule.signature.names[position] in plan.saved_names:
         before = before.clone()
-    bound_before = (*bound[: spelling.written_argument], before, *bound[spelling.written_argument + 1 :])
+    bound_before = (*bound[:position], before, *bound[position + 1 :])
     set_grad_enabled(False)
     try:
         if rule.forward is not None:
-            result, extra = rule.forward(*bound)
-            kept, saved = keep(plan, bound_before, result, extra)
+            result, by_products = rule.forward(*bound)
+            saved = save(plan, bound_before, result, by_products)
             target.copy_(result)
-        else:
-            # Kept before the write: an argument that shares memory with the target is at another version afterwards, and backward says so.
-            kept, saved = keep_unpacked(plan, bound_before, target, {})
-            func(*args, **kwargs)
-            kept, saved = _with_result(plan, kept, saved, bound_before, target)
-            kept, saved = pack_kept(kept, saved, saved_tensors_hooks(False))
+            return saved
+        # Saved before the write: an argument that shares memory with the target is at another version afterwards, and backward says so.
+        saved = save_unpacked(plan, bound_before, target)
+        func(*args, **kwargs)
+        return pack_saved(_with_result(plan, saved, bound_before, target), saved_tensors_hooks(False))
     finally:
         set_grad_enabled(True)
-    node = enter(Node(plan, parents, target.shape, target.dtype, kept, saved))
-    if rule.name in GEOMETRY:
-        rebase(target, node)
-    else:
-        rewrite(target, node)
-        note_write(target, rule.name)
-    return None if func is torch.Tensor.__setitem__ else target
 
 
-def _with_result(
-    plan: CallPlan,
-    kept: tuple[Any, ...],
-    saved: Sequence[tuple[torch.Tensor, int]],
-    bound: tuple[Any, ...],
-    target: torch.Tensor,
-) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
-    """What was kept before the write, with the version and the shape that the result has after it."""
+def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: torch.Tensor) -> Saved:
+    """What was saved before the write, with the version and the shape that the result has after it."""
     if plan.gather is None:
-        return kept, saved
+        return saved
+    values, versions, _ = saved
     after = plan.gather(bound, target, {})
-    holders = set(plan.tensor_positions)
-    kept = tuple([old if i in holders else new for i, (old, new) in enumerate(zip(kept, after, strict=True))])
-    results = [v for v, source in zip(kept, plan.sources, strict=True) if source is not None and source <= FROM_RESULT]
-    return kept, [(t, t._version if any(t is r for r in results) else version) for t, version in saved]
+    tensors = set(plan.tensor_positions)
+    values = tuple([old if i in tensors else new for i, (old, new) in enumerate(zip(values, after, strict=True))])
+    results = [
+        v for v, source in zip(values, plan.sources, strict=True) if source is not None and source <= FROM_RESULT
+    ]
+    versions = [(t, t._version if any(t is r for r in results) else version) for t, version in versions]
+    return values, versions, False
 
 
 def check_write(target: torch.Tensor, name: str) -> None:
@@ -113,16 +129,15 @@ def check_write(target: torch.Tensor, name: str) -> None:
             f"{name}_ writes into a view, of shape {tuple(target.shape)}, of a leaf of shape {tuple(base.shape)} that requires grad. "
             f"Write under torch.no_grad(), or into a copy."
         )
-    refused = getattr(target, "_refused", None)
-    if refused is not None:
+    ban = write_ban(target)
+    if ban is not None:
         raise InPlaceError(
-            f"{name}_ writes into a view of shape {tuple(target.shape)} that {refused}. Use the out-of-place op."
+            f"{name}_ writes into a view of shape {tuple(target.shape)} that {ban.value}. Use the out-of-place op."
         )
 
 
-def rebase_missing(target: torch.Tensor, node: Node) -> None:
-    """As the end of ``record``, for an in-place function without a rule, which has been run already."""
-    name = node.op.rstrip("_")
+def write_recorded(target: torch.Tensor, node: Node, name: str) -> None:
+    """``node`` is the history of ``target`` after a write that has been run: by a custom Function, or a function without a rule."""
     check_write(target, name)
     prepare(target, name)
     rewrite(target, node)

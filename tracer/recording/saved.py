@@ -1,20 +1,19 @@
-"""What a node keeps for its rule: plain aliases with torch's version counter, and their way back into the graph."""
+"""Saved tensors: what a call saves for its rule, plain aliases with torch's version counter, and their way back into the graph."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
+from ops_registry.torch_private import saved_tensors_hooks
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
-from tracer.node import Node, tensors_in
-from tracer.recording.saved_hooks import PACKED, Hooks, pack, unpack_nest
-from tracer.tracked_tensor import Tensor, plain_alias
+from tracer.node import CallNode, Node, Versions, tensors_in
+from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
+from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
 _PLAIN = torch.Tensor
 
@@ -22,94 +21,92 @@ _PLAIN = torch.Tensor
 NUMBERS = frozenset({float, int, bool, complex, type(None)})
 
 
-Saved = list[tuple[torch.Tensor, int]]
+#: What one call saves: the values in the order of ``CallPlan.saved_names``; the tensors among them, each with its version; and whether
+#: saved-tensor hooks have packed the tensors (as in torch, there are no versions to check then).
+Saved = tuple[tuple[Any, ...], Versions, bool]
+
+NOTHING: Saved = ((), (), False)
 
 
-def keep(
-    plan: CallPlan, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
-) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
-    """What the formulas of ``plan`` name, tensors as plain aliases, and each of these with its version.
+def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[str, Any]) -> Saved:
+    """What the formulas of ``plan`` name, tensors as plain aliases, through the saved-tensor hooks where some are set.
 
     An alias shares storage and version counter with the tensor but not its history, so no cycle arises and nothing that the user
     does to the tensor's own attributes afterwards matters.
     """
     if plan.gather is None:
-        return (), ()
-    hooks = saved_tensors_hooks(False)
-    if hooks is not None:
-        return pack_kept(*keep_unpacked(plan, bound, result, extra), hooks)
-    values = plan.gather(bound, result, extra)
+        return NOTHING
+    values = plan.gather(bound, result, by_products)
     if not plan.tensor_positions:
-        return values, ()
-    if len(values) == 1:
+        return values, (), False
+    hooks = saved_tensors_hooks(False)
+    if hooks is None and len(values) == 1:
+        # The most frequent case, without a loop.
         value = values[0]
         kind = type(value)
         if kind is _PLAIN or kind is Tensor:
             alias = plain_alias(value)
-            return (alias,), ((alias, value._version),)
+            return (alias,), ((alias, value._version),), False
         if kind in NUMBERS:
-            return values, ()
-    return _hold_all(plan, values)
+            return values, (), False
+    return pack_saved(_aliased(plan, values), hooks)
 
 
-def keep_unpacked(
-    plan: CallPlan, bound: tuple[Any, ...], result: Any, extra: dict[str, Any]
-) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
-    """As ``keep``, whatever saved-tensor hooks are set."""
-    return ((), ()) if plan.gather is None else _hold_all(plan, plan.gather(bound, result, extra))
+def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
+    """As ``save``, whatever saved-tensor hooks are set: for a call that is about to write, and packs later."""
+    return NOTHING if plan.gather is None else _aliased(plan, plan.gather(bound, result, {}))
 
 
-def _hold_all(plan: CallPlan, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Saved]:
-    saved: Saved = []
-    kept = list(values)
+def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
+    """What was saved, packed by the hooks where some are set."""
+    values, versions, _ = saved
+    return saved if hooks is None or not versions else (pack(values, hooks), (), True)
+
+
+def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
+    versions: list[tuple[torch.Tensor, int]] = []
+    aliased = list(values)
     for i in plan.tensor_positions:
-        kept[i] = hold(values[i], saved)
-    return tuple(kept), saved
+        aliased[i] = _alias(values[i], versions)
+    return tuple(aliased), versions, False
 
 
-def pack_kept(
-    kept: tuple[Any, ...], saved: Sequence[tuple[torch.Tensor, int]], hooks: Hooks | None
-) -> tuple[tuple[Any, ...], Sequence[tuple[torch.Tensor, int]]]:
-    """What was kept, packed by the hooks where some are set."""
-    return (kept, saved) if hooks is None or not saved else (pack(kept, hooks), PACKED)
-
-
-def hold(value: Any, saved: Saved) -> Any:
-    """``value`` with plain aliases in place of its tensors, which are added to ``saved``; lists are copied."""
+def _alias(value: Any, versions: list[tuple[torch.Tensor, int]]) -> Any:
+    """``value`` with plain aliases in place of its tensors, which are added to ``versions``; lists are copied."""
     kind = type(value)
     if kind is Tensor or kind is _PLAIN or isinstance(value, _PLAIN):
         alias = plain_alias(value)
-        saved.append((alias, value._version))
+        versions.append((alias, value._version))
         return alias
     if kind is list:
-        return [hold(v, saved) for v in value]
+        return [_alias(v, versions) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
-        return tuple([hold(v, saved) for v in value])
+        return tuple([_alias(v, versions) for v in value])
     return value
 
 
-def unpack(node: Node) -> tuple[Any, ...]:
-    """What ``node`` kept, checked against torch's version counters; unpacked, where saved-tensor hooks had packed it.
+def saved_values(node: Node) -> tuple[Any, ...]:
+    """What ``node`` saved, checked against torch's version counters; unpacked, where saved-tensor hooks had packed it.
 
     Raises ``FreedGraphError`` when an earlier backward has released it, ``OverwrittenError`` when one was written in place since.
     """
-    kept = node.kept
-    if kept is None:
+    saved = node.saved
+    if saved is None:
         raise FreedGraphError(
-            f"backward reached {describe_node(node)} a second time: what it had kept was released by the first pass. "
+            f"backward reached {describe_node(node)} a second time: what it had saved was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
-    if node.saved is PACKED:
-        return unpack_nest(kept)
-    for position, (tensor, version) in enumerate(node.saved):
+    if node.packed:
+        return unpack_nest(saved)
+    for position, (tensor, version) in enumerate(node.saved_versions):
         if tensor._version != version:
             writer = last_write(tensor)
             raise OverwrittenError(
-                f"{describe_node(node)} kept '{_name_of(node, position)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at "
+                f"{describe_node(node)} saved '{_name_of(node, position)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at "
                 f"version {version}; it was since overwritten in place{writer} and is at version {tensor._version}. Write out of place, "
                 f"or into a clone."
             )
-    return kept
+    return saved
 
 
 #: The op that last wrote in place into a storage (by its address), the shape it wrote and the version it left; the latest 256.
@@ -117,7 +114,7 @@ _writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
 
 
 def note_write(target: torch.Tensor, name: str) -> None:
-    """Remember that the op has just written into ``target``, for the error of whoever kept what was there."""
+    """Remember that the op has just written into ``target``, so that ``OverwrittenError`` can name the op that wrote."""
     if target.layout is not torch.strided:
         return
     address = target.untyped_storage().data_ptr()
@@ -136,45 +133,39 @@ def last_write(tensor: torch.Tensor) -> str:
 
 
 def release(node: Node) -> None:
-    """Let go of what ``node`` kept. A node that kept no tensor can be gone through again, as in torch."""
-    if node.saved:
-        node.kept, node.saved = None, ()
+    """Let go of what ``node`` saved. A node that saved no tensor can be gone through again, as in torch."""
+    if node.saved_versions or node.packed:
+        node.saved, node.saved_versions = None, ()
 
 
 def _name_of(node: Node, position: int) -> str:
-    """The rule's name for the tensor at ``position`` among all those kept."""
-    assert node.kept is not None
-    for name, value in zip(node.plan.saved_names, node.kept, strict=True):
+    """The rule's name for the tensor at ``position`` among all those saved."""
+    assert node.saved is not None
+    for name, value in zip(node.saved_names, node.saved, strict=True):
         position -= len(tensors_in(value))
         if position < 0:
             return name
     return "?"
 
 
-def reattach(node: Node, kept: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The kept values with their history again, for a backward pass that is recorded itself."""
+def reattach(node: CallNode, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The saved values with their history again, for a backward pass that is recorded itself."""
     return tuple(
         [
             value if source is None else _attached(node, value, source)
-            for value, source in zip(kept, node.plan.sources, strict=True)
+            for value, source in zip(values, node.plan.sources, strict=True)
         ]
     )
 
 
-def _attached(node: Node, value: Any, source: int) -> Any:
+def _attached(node: CallNode, value: Any, source: int) -> Any:
     if source >= 0:
         return _with_nodes(value, node.parents[source])
     if node.outputs is None:
         return _with_nodes(value, node) if isinstance(value, _PLAIN) else value
     if source == FROM_RESULT:
-        return type(value)(
-            [_with_nodes(v, node.output(i, v.shape, v.dtype)) if _carries(v) else v for i, v in enumerate(value)]
-        )
-    return (
-        _with_nodes(value, node.output(FROM_RESULT - 1 - source, value.shape, value.dtype))
-        if _carries(value)
-        else value
-    )
+        return type(value)([_with_nodes(v, node.of_result(i, v)) if _carries(v) else v for i, v in enumerate(value)])
+    return _with_nodes(value, node.of_result(FROM_RESULT - 1 - source, value)) if _carries(value) else value
 
 
 def _carries(value: Any) -> bool:
@@ -185,10 +176,4 @@ def _with_nodes(value: Any, nodes: Any) -> Any:
     """A tracked alias of ``value`` that was made by ``nodes``; a list of them for a list."""
     if type(nodes) is tuple:
         return type(value)([_with_nodes(v, n) for v, n in zip(value, nodes, strict=True)])
-    if nodes is None or not _carries(value):
-        return value
-    with DisableTorchFunctionSubclass():
-        alias: Any = plain_alias(value)
-    alias.__class__ = Tensor
-    alias._node = nodes
-    return alias
+    return tracked_alias(value, nodes) if nodes is not None and _carries(value) else value

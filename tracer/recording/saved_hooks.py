@@ -1,4 +1,4 @@
-"""Saved-tensor hooks: what is kept for backward goes through the user's ``pack`` and comes back through ``unpack``.
+"""Saved-tensor hooks: what is saved for backward goes through the user's ``pack`` and comes back through ``unpack``.
 
 The hooks are torch's own (``torch.autograd.graph.saved_tensors_hooks``, ``save_on_cpu``, and with them ``torch.utils.checkpoint``), one
 stack for both engines.
@@ -26,7 +26,7 @@ Hooks = tuple[Callable[[torch.Tensor], Any], Callable[[Any], torch.Tensor]]
 
 
 class Packed:
-    """One kept tensor, as ``pack`` returned it."""
+    """One saved tensor, as ``pack`` returned it."""
 
     __slots__ = ("unpack_hook", "value")
 
@@ -51,18 +51,8 @@ class Packed:
         return plain_alias(tensor) if type(tensor) is Tensor or tensor.requires_grad else tensor
 
 
-class _Marker:
-    """Stands for packed tensors in ``Node.saved``: its version never fits, so that no sweep uses what is kept before it is unpacked."""
-
-    _version = -1
-
-
-#: ``Node.saved`` of a node whose kept tensors are packed. As in torch, there is no version to check then.
-PACKED: Any = ((_Marker(), 0),)
-
-
 def pack(value: Any, hooks: Hooks) -> Any:
-    """A nest of kept values with every tensor packed."""
+    """A nest of saved values with every tensor packed."""
     if isinstance(value, torch.Tensor):
         return Packed(value, hooks)
     if type(value) is tuple or type(value) is list:

@@ -10,56 +10,68 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import MutableMapping
+from enum import Enum
 from typing import Any
 
 import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.registry import TABLE
-from ops_registry.rule import Rule, make_formula
 from ops_registry.rules.views import write_region
-from ops_registry.signatures import Signature
 from ops_registry.torch_private import storage_use_count
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
-from tracer.node import Leaf, Node
-from tracer.recording.saved import keep
-from tracer.tracked_tensor import Tensor
+from tracer.node import CallNode, Leaf, Node, RaisingNode
+from tracer.recording.saved import save
+from tracer.tracked_tensor import Tensor, become_tracked
 
 _READ = TABLE[torch.as_strided].rule
 _WRITE = TABLE[write_region].rule
 
 
-def _stale(grad: Any) -> Any:
-    raise InPlaceError(
+class WriteBan(Enum):
+    """Why torch forbids to write into a view; the value completes the sentence "writes into a view that ..."."""
+
+    ONE_OF_SEVERAL = "is one of several views that one call returned, which torch forbids to write into"
+    OF_A_FUNCTION = "a custom Function returned, whose own backward the write would override"
+    MADE_UNDER_NO_GRAD = "was made under no_grad, and is written with gradients enabled"
+
+
+#: Views that torch forbids to use once the memory that they share has been written.
+_STALE_AFTER_A_WRITE = (WriteBan.ONE_OF_SEVERAL, WriteBan.OF_A_FUNCTION)
+
+
+def write_ban(tensor: Any) -> WriteBan | None:
+    """Why the view may not be written into; None for one that may, and for what is no view."""
+    return getattr(tensor, "_write_ban", None)
+
+
+def ban_writes(view: Any, ban: WriteBan) -> None:
+    """Let writes into ``view`` raise."""
+    view._write_ban = ban
+
+
+def _stale() -> Exception:
+    return InPlaceError(
         "backward reached one of several views that one call returned (unbind, split, chunk), or a view that a custom Function returned, "
         "and the tensor that it shares memory with, or another of them, was written in place since: torch forbids to use it then. Use "
         "the out-of-place op; index the tensor instead, or return a clone from the Function."
     )
 
 
-_STALE = Rule(
-    "stale_view", Signature(("input",), {}), (make_formula(_stale, "input", Signature(("input",), {}), "stale_view"),)
-).plan(1)
-
-MULTIPLE = "is one of several views that one call returned, which torch forbids to write into"
-CUSTOM = "a custom Function returned, whose own backward the write would override"
-NO_GRAD = "was made under no_grad, and is written with gradients enabled"
-
-
-def note_view(view: torch.Tensor, source: Any, multiple: bool = False) -> None:
+def note_view(view: torch.Tensor, source: Any, several: bool = False) -> None:
     """Remember, on the tensor whose memory it shares, that ``view`` exists; it was made from ``source``.
 
-    ``multiple``: by a call that returned several. torch forbids to write into such views, and into views of them.
+    ``several``: by a call that returned several. torch forbids to write into such views, and into views of them.
     """
     views = views_of(view._base)
     if len(views) >= 8 and len(views) & (len(views) - 1) == 0:
         views[:] = [v for v in views if v() is not None]  # at 8, 16, 32 …: at constant cost on average
     views.append(weakref.ref(view))
-    refused = MULTIPLE if multiple else None if torch.is_grad_enabled() else NO_GRAD
-    refused = refused or getattr(source, "_refused", None)
-    if refused is not None:
-        view._refused = refused  # type: ignore[attr-defined]
+    ban = WriteBan.ONE_OF_SEVERAL if several else None if torch.is_grad_enabled() else WriteBan.MADE_UNDER_NO_GRAD
+    ban = ban or write_ban(source)
+    if ban is not None:
+        ban_writes(view, ban)
 
 
 def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
@@ -133,16 +145,14 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
         parents = (node,) if old is None else (old, node)
         plan = _WRITE.plan(0b10 if old is None else 0b11)
         bound: tuple[Any, ...] = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
-        kept, saved = keep(plan, bound, base, {})
-        rebase(base, enter(Node(plan, parents, base.shape, base.dtype, kept, saved)))
+        rebase(base, enter(CallNode(plan, parents, base.shape, base.dtype, *save(plan, bound, base, {}))))
     for view in live_views(base):
-        if getattr(view, "_refused", None) in (MULTIPLE, CUSTOM) and view is not target:
-            rebase(view, enter(Node(_STALE, (base._node,), view.shape, view.dtype)))
+        if view is not target and write_ban(view) in _STALE_AFTER_A_WRITE:
+            _make_stale(view, base._node)
             continue
         plan = _READ.plan(1)
         bound = (base, tuple(view.size()), view.stride(), view.storage_offset())
-        kept, saved = keep(plan, bound, view, {})
-        rebase(view, enter(Node(plan, (base._node,), view.shape, view.dtype, kept, saved)))
+        rebase(view, enter(CallNode(plan, (base._node,), view.shape, view.dtype, *save(plan, bound, view, {}))))
 
 
 def written_unrecorded(target: torch.Tensor) -> None:
@@ -150,17 +160,21 @@ def written_unrecorded(target: torch.Tensor) -> None:
     base: Any = target if target._base is None else target._base
     for view in live_views(base):
         node = getattr(view, "_node", None)
-        if node is not None and getattr(view, "_refused", None) in (MULTIPLE, CUSTOM):
-            rebase(view, enter(Node(_STALE, (node,), view.shape, view.dtype)))
+        if node is not None and write_ban(view) in _STALE_AFTER_A_WRITE:
+            _make_stale(view, node)
+
+
+def _make_stale(view: torch.Tensor, node: Node) -> None:
+    """Let backward raise when it comes to ``view``, on its way to ``node``."""
+    rebase(view, enter(RaisingNode("stale_view", _stale, (node,), view.shape, view.dtype)))
 
 
 def rebase(target: torch.Tensor, node: Node) -> None:
     """Let ``node`` be the history of ``target`` from now on."""
     old = getattr(target, "_node", None)
     if type(target) is not Tensor:
-        tracked: Any = target
-        tracked._views = _of_plain.pop(target, [])
-        tracked.__class__ = Tensor
+        views = _of_plain.pop(target, [])
+        become_tracked(target)._views = views  # type: ignore[attr-defined]
     if old is not None and old.extras is not None and old.extras.retain is not None:
         # retain_grad follows the tensor; hooks stay with the value that they saw.
         node.extra().retain, old.extras.retain = old.extras.retain, None

@@ -206,7 +206,7 @@ def test_the_fused_kernel_keeps_no_matrix_of_weights(device: torch.device) -> No
     if device.type != "cpu":
         pytest.skip("the fused kernel is one for the CPU")
     q = tracer.track(rand(1, 2, 64, 8)(device), True)
-    kept = [k for k in attend()(q, q, q).grad_fn.kept if isinstance(k, torch.Tensor)]
+    kept = [k for k in attend()(q, q, q).grad_fn.saved if isinstance(k, torch.Tensor)]
     assert max(k.numel() for k in kept) == q.numel()
 
 

@@ -216,5 +216,5 @@ def test_the_gradient_of_native_batch_norm_of_nothing_is_refused(device: torch.d
 
 def test_two_numbers_a_channel_and_the_input_are_kept_in_training(device: torch.device) -> None:
     x = tracer.track(rand(8, 3, 5)(device), True)
-    kept = [k for k in normed(batch_norm, True)(x).grad_fn.kept if isinstance(k, torch.Tensor)]
+    kept = [k for k in normed(batch_norm, True)(x).grad_fn.saved if isinstance(k, torch.Tensor)]
     assert sorted(k.numel() for k in kept) == [0, 3, 3, 120]

@@ -230,7 +230,7 @@ def test_the_gradient_of_a_one_by_one_convolution_of_ones_counts_the_places(devi
 
 def test_input_and_weight_are_kept_and_the_bias_is_not(device: torch.device) -> None:
     x, w, b = (tracer.track(rand(*s)(device), True) for s in ((2, 3, 8, 8), (4, 3, 3, 3), (4,)))
-    kept = [t for t in torch.conv2d(x, w, b).grad_fn.kept if isinstance(t, torch.Tensor)]
+    kept = [t for t in torch.conv2d(x, w, b).grad_fn.saved if isinstance(t, torch.Tensor)]
     assert sorted(t.data_ptr() for t in kept) == sorted(t.data_ptr() for t in (x, w))
 
 

@@ -91,13 +91,13 @@ def test_an_invalid_probability_raises_what_torch_raises(function: Callable[...,
 
 def test_one_bool_a_value_is_kept(device: torch.device) -> None:
     x = tracer.track(rand(30, 4)(device), True)
-    (kept,) = [k for k in torch.dropout(x, 0.5, True).grad_fn.kept if isinstance(k, torch.Tensor)]
+    (kept,) = [k for k in torch.dropout(x, 0.5, True).grad_fn.saved if isinstance(k, torch.Tensor)]
     assert kept.dtype == torch.bool and kept.shape == (30, 4)
 
 
 def test_one_bool_a_channel_is_kept(device: torch.device) -> None:
     x = tracer.track(rand(3, 4, 5, 6)(device), True)
-    (kept,) = [k for k in F.dropout2d(x, 0.5).grad_fn.kept if isinstance(k, torch.Tensor)]
+    (kept,) = [k for k in F.dropout2d(x, 0.5).grad_fn.saved if isinstance(k, torch.Tensor)]
     assert kept.dtype == torch.bool and kept.shape == (3, 4, 1, 1)
 
 

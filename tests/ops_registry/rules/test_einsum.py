@@ -221,7 +221,7 @@ def test_more_axes_than_letters_are_refused() -> None:
 def test_product_with_a_constant_keeps_the_constant_alone(device: torch.device) -> None:
     x = tracer.track(torch.ones(2, 2, device=device), True)
     constant = torch.ones(2, 2, device=device)
-    (kept,) = [k for k in torch.einsum("ij,jk->ik", x, constant)._node.kept if isinstance(k, torch.Tensor)]
+    (kept,) = [k for k in torch.einsum("ij,jk->ik", x, constant)._node.saved if isinstance(k, torch.Tensor)]
     assert kept.data_ptr() == constant.data_ptr()
 
 

@@ -200,7 +200,7 @@ def test_one_hot_takes_no_gradient() -> None:
 def test_embedding_keeps_indices_and_not_the_table() -> None:
     y = torch.embedding(tracer.track(torch.ones(4, 2), True), torch.tensor([1]))
     assert y.grad_fn is not None
-    assert [k.dtype for k in y.grad_fn.kept or () if isinstance(k, torch.Tensor)] == [torch.int64]
+    assert [k.dtype for k in y.grad_fn.saved or () if isinstance(k, torch.Tensor)] == [torch.int64]
 
 
 def test_strided_indices_offsets_and_weights_of_bags_are_read_in_order(device: torch.device) -> None:

@@ -103,7 +103,7 @@ def test_indices_are_plain_and_carry_no_gradient(device: torch.device) -> None:
 
 def test_reduction_along_a_dimension_keeps_the_indices_alone(device: torch.device) -> None:
     x = tracer.track(torch.ones(2, 3, device=device), True)
-    kept = [k for k in x.max(1).values.grad_fn.kept if isinstance(k, torch.Tensor)]
+    kept = [k for k in x.max(1).values.grad_fn.saved if isinstance(k, torch.Tensor)]
     assert [k.dtype for k in kept] == [torch.int64]
 
 

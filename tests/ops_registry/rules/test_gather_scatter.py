@@ -424,4 +424,4 @@ def test_gather_with_sparse_grad_gives_a_sparse_gradient() -> None:
 def test_gather_keeps_the_index_and_no_value() -> None:
     y = leaf(1, 2).gather(0, torch.tensor([0]))
     assert y.grad_fn is not None
-    assert [k.dtype for k in y.grad_fn.kept or () if isinstance(k, torch.Tensor)] == [torch.int64]
+    assert [k.dtype for k in y.grad_fn.saved or () if isinstance(k, torch.Tensor)] == [torch.int64]

@@ -306,4 +306,4 @@ def test_read_keeps_no_value_alive() -> None:
     x = leaf(1, 2, 3)
     y = x[1:]
     assert y.grad_fn is not None
-    assert not [k for k in y.grad_fn.kept or () if isinstance(k, torch.Tensor)]
+    assert not [k for k in y.grad_fn.saved or () if isinstance(k, torch.Tensor)]

@@ -142,4 +142,4 @@ def test_masked_fill_of_a_complex_tensor_gives_its_real_value_a_real_gradient() 
 def test_masked_fill_keeps_the_mask_and_no_value() -> None:
     y = tracer.tensor([1.0, 2.0], requires_grad=True).masked_fill(torch.tensor([True, False]), 0)
     assert y.grad_fn is not None
-    assert [k.dtype for k in y.grad_fn.kept or () if isinstance(k, torch.Tensor)] == [torch.bool]
+    assert [k.dtype for k in y.grad_fn.saved or () if isinstance(k, torch.Tensor)] == [torch.bool]

@@ -220,7 +220,7 @@ def test_first_power_is_a_copy(device: torch.device) -> None:
 def test_product_with_a_constant_keeps_the_constant_alone(op: Callable[..., Any], device: torch.device) -> None:
     x = tracer.track(torch.ones(2, 2, device=device), True)
     weight = torch.ones(2, 2, device=device)
-    (kept,) = [k for k in op(x, weight)._node.kept if isinstance(k, torch.Tensor)]
+    (kept,) = [k for k in op(x, weight)._node.saved if isinstance(k, torch.Tensor)]
     assert kept.data_ptr() == weight.data_ptr()
 
 

@@ -241,7 +241,7 @@ def test_a_normalised_sum_has_no_gradient(device: torch.device) -> None:
 
 def test_two_numbers_a_row_and_the_input_are_kept(device: torch.device) -> None:
     x = tracer.track(rand(8, 32)(device), True)
-    kept = [k for k in F.layer_norm(x, (32,)).grad_fn.kept if isinstance(k, torch.Tensor)]
+    kept = [k for k in F.layer_norm(x, (32,)).grad_fn.saved if isinstance(k, torch.Tensor)]
     assert sorted(k.numel() for k in kept) == [8, 8, 256]
 
 

@@ -206,12 +206,12 @@ def test_nan_is_the_maximum_of_its_window(device: torch.device) -> None:
 
 def test_the_mean_of_a_plane_keeps_nothing(device: torch.device) -> None:
     x = tracer.track(rand(2, 3, 8, 8)(device), True)
-    assert not any(isinstance(k, torch.Tensor) for k in F.adaptive_avg_pool2d(x, 1).grad_fn.kept)
+    assert not any(isinstance(k, torch.Tensor) for k in F.adaptive_avg_pool2d(x, 1).grad_fn.saved)
 
 
 def test_a_maximum_keeps_its_input_and_the_places(device: torch.device) -> None:
     x = tracer.track(rand(2, 3, 8, 8)(device), True)
-    kept = [k for k in torch.max_pool2d(x, 2).grad_fn.kept if isinstance(k, torch.Tensor)]
+    kept = [k for k in torch.max_pool2d(x, 2).grad_fn.saved if isinstance(k, torch.Tensor)]
     assert sorted(k.numel() for k in kept) == [2 * 3 * 4 * 4, 2 * 3 * 8 * 8]
     assert x.data_ptr() in [k.data_ptr() for k in kept]
 

@@ -159,7 +159,7 @@ def test_sum_with_a_complex_dtype_gives_a_real_gradient(device: torch.device) ->
 def test_sum_and_mean_keep_no_tensor(device: torch.device) -> None:
     x = tracked([1.0, 2.0], device)
     for result in (x.sum(), x.mean(0), x.sum_to_size(1)):
-        assert not any(isinstance(kept, torch.Tensor) for kept in result.grad_fn.kept)
+        assert not any(isinstance(kept, torch.Tensor) for kept in result.grad_fn.saved)
 
 
 def test_nan_row_of_nansum_gets_no_gradient(device: torch.device) -> None:

@@ -193,7 +193,7 @@ def test_cummax_gives_to_the_element_that_holds_the_record(device: torch.device)
 
 
 def test_cumsum_keeps_no_tensor(device: torch.device) -> None:
-    assert not any(isinstance(k, torch.Tensor) for k in tracked([1.0, 2.0], device).cumsum(0).grad_fn.kept)
+    assert not any(isinstance(k, torch.Tensor) for k in tracked([1.0, 2.0], device).cumsum(0).grad_fn.saved)
 
 
 def test_integral_of_no_samples_is_zero(device: torch.device) -> None:

@@ -173,7 +173,7 @@ def test_view_as_another_dtype_has_no_history(dtype: torch.dtype) -> None:
 
 def test_reshape_keeps_no_memory() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
-    assert x.reshape(2, 1).grad_fn.kept == (torch.Size([2]),)
+    assert x.reshape(2, 1).grad_fn.saved == (torch.Size([2]),)
 
 
 def test_permute_undoes_itself_exactly() -> None:

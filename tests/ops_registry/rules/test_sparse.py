@@ -412,7 +412,7 @@ def test_underscore_values_has_no_history_as_in_torch() -> None:
 def test_conversion_keeps_no_dense_input() -> None:
     made = leaf([[1.0, 0], [0, 2]]).to_sparse()
     assert made.grad_fn is not None
-    assert not [k for k in made.grad_fn.kept or () if isinstance(k, T)]
+    assert not [k for k in made.grad_fn.saved or () if isinstance(k, T)]
 
 
 # sums and softmax

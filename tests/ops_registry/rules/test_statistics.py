@@ -172,7 +172,7 @@ def test_variance_without_degrees_of_freedom_has_an_infinite_gradient(device: to
 
 def test_variance_keeps_only_its_input(device: torch.device) -> None:
     x = tracked([1.0, 2.0, 6.0], device)
-    kept = [k for k in x.var().grad_fn.kept if isinstance(k, torch.Tensor)]
+    kept = [k for k in x.var().grad_fn.saved if isinstance(k, torch.Tensor)]
     assert [k.data_ptr() for k in kept] == [x.data_ptr()]
 
 

@@ -1,0 +1,101 @@
+"""Everything that glassgrad changes in torch, or puts on the tensor's class from floors above it, each with its reason.
+
+``import tracer`` installs it once. No other file changes anything of torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ops_registry.torch_private import (
+    CheckpointFrame,
+    NestedTensor,
+    ScriptFunction,
+    ScriptMethod,
+    SingleLevelFunction,
+    TorchFunctions,
+)
+from tracer.backprop.api import backward, backward_of, grad
+from tracer.functions.checkpoint import get_inputs, save_inputs
+from tracer.functions.function import apply
+from tracer.functions.undefined_grad import TrackedUndefinedGrad
+from tracer.recording.borders import recording_script, refusing_tracked
+from tracer.recording.intercept import intercept
+from tracer.tracked_tensor import HANDLERS, Tensor
+
+
+@dataclass(frozen=True)
+class Change:
+    """``setattr(owner, name, value)``."""
+
+    owner: Any
+    name: str
+    value: Any
+    reason: str
+
+
+CHANGES: tuple[Change, ...] = (
+    Change(
+        Tensor, "__torch_function__", classmethod(intercept), "the class stands below recording: its calls come here"
+    ),
+    Change(Tensor, "backward", backward_of, "the class stands below the backward pass that it starts"),
+    Change(
+        SingleLevelFunction,
+        "apply",
+        classmethod(apply),
+        "every autograd.Function.apply ends here and never reaches interception: tracked arguments would lose their history",
+    ),
+    Change(
+        ScriptFunction,
+        "__call__",
+        recording_script(ScriptFunction.__call__),
+        "calls of compiled code never reach interception: they are recorded as one opaque call",
+    ),
+    Change(
+        ScriptMethod,
+        "__call__",
+        recording_script(ScriptMethod.__call__),
+        "as ScriptFunction, for methods of scripted modules",
+    ),
+    Change(
+        NestedTensor,
+        "__torch_function__",
+        refusing_tracked(NestedTensor.__torch_function__),
+        "a nested tensor answers every call it takes part in: a tracked one beside it would lose its gradient in silence",
+    ),
+    Change(
+        TorchFunctions,
+        "UndefinedGrad",
+        TrackedUndefinedGrad,
+        "torch's own gradcheck takes gradients away with a call that works on native tensors only",
+    ),
+    # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
+    *(
+        Change(
+            CheckpointFrame,
+            name,
+            value,
+            "torch's checkpoint saves its inputs natively: tracked ones would lose their history",
+        )
+        for name, value in (("save_inputs", save_inputs), ("get_inputs", get_inputs))
+        if hasattr(CheckpointFrame, name)
+    ),
+)
+
+#: torch's functions that the floors above the class answer when a tracked tensor is among their arguments.
+ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
+    torch.Tensor.backward: backward_of,
+    torch.autograd.backward: backward,
+    torch.autograd.grad: grad,
+}
+
+
+def install() -> None:
+    """Make the changes."""
+    for change in CHANGES:
+        setattr(change.owner, change.name, change.value)
+    HANDLERS.update(ANSWERED)

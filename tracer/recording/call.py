@@ -1,0 +1,162 @@
+"""The general lane: the way of any recorded call, step by step. It is the definition; ``intercept`` has a fast copy of it.
+
+1. bind: the arguments in the order of the rule's signature;
+2. inputs: which of them want a gradient, and their nodes;
+3. run: the torch function once, on plain storage;
+4. save: what the rule names, in a node for the call;
+5. mark: the results are tracked, with the node as their history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ops_registry.binding import Spelling
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.rule import Rule
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.errors import OutArgumentError
+from tracer.graph import enter
+from tracer.node import CallNode
+from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
+from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
+from tracer.recording.saved import save
+from tracer.tracked_tensor import Tensor, plain_alias
+
+NO_KEYWORDS: dict[str, Any] = {}
+_PLAIN = torch.Tensor
+
+
+def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a call of an op that has a rule, and record it where an input wants a gradient."""
+    rule = spelling.rule
+    with DisableTorchFunctionSubclass():
+        mask, parents, has_native = 0, (), False
+        if torch.is_grad_enabled():
+            # 1 bind
+            bound = _bind(spelling, args, kwargs)
+            # 2 inputs
+            if bound is not None:
+                mask, parents, has_native = find_parents(rule, bound)
+            if kwargs and (mask or nodes_in(kwargs.get("out"))):
+                refuse_out(rule.name, kwargs)
+        if not mask:
+            return mark_constant(func(*args, **kwargs), args, kwargs)
+        assert bound is not None
+        if has_native:
+            return record_with_native(rule, mask, parents, func, args, kwargs, bound)
+        # 3 run
+        result, by_products = _run(rule, func, args, kwargs, bound)
+        # 4 save and 5 mark
+        return save_and_mark(rule, mask, parents, bound, result, by_products)
+
+
+def _bind(spelling: Spelling, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    """The bound arguments; None for a call that does not fit the rule's signature and wants no gradient."""
+    try:
+        return spelling.bind(args, kwargs)
+    except UnsupportedCallError:
+        if nodes_in((args, kwargs)):
+            raise
+        return None
+
+
+def _run(
+    rule: Rule, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], bound: tuple[Any, ...]
+) -> tuple[Any, dict[str, Any]]:
+    """The forward, with its by-products: the rule's own where it wants some, else the torch function as it was called."""
+    return (func(*args, **kwargs), NO_KEYWORDS) if rule.forward is None else rule.forward(*bound)
+
+
+def save_and_mark(
+    rule: Rule, mask: int, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, by_products: dict[str, Any]
+) -> Any:
+    """Leave a node for the call and mark its results."""
+    plan = rule.plan(mask)
+    if type(result) is _PLAIN:
+        if result.dtype not in DIFFERENTIABLE or (rule.may_alias and came_in(result, bound, NO_KEYWORDS)):
+            return result
+        saved = save(plan, bound, result, by_products)
+        node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved))
+        return mark(result, node, bound[0])
+    if not isinstance(result, tuple | list):
+        # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
+        return result
+    listed, fresh = fresh_results(result, bound, NO_KEYWORDS)
+    constants = rule.constant_results
+    wanted = [i for i in fresh if i not in constants]
+    for i in fresh:
+        if i in constants:
+            mark(listed[i], None, bound[0], several=True)
+    if wanted:
+        node = CallNode(plan, parents, None, None, *save(plan, bound, result, by_products))
+        node.set_results(listed, wanted, several=rule.signature.returns_list)
+        mark_all(listed, wanted, enter(node), bound[0], several=True)
+    return result
+
+
+def record_with_native(
+    rule: Rule,
+    mask: int,
+    parents: tuple[Any, ...],
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound: tuple[Any, ...],
+) -> Any:
+    """Steps 3 to 5 of a call with tensors of torch's own autograd among its inputs: torch must not record it a second time."""
+    originals: dict[int, torch.Tensor] = {}
+    aliases: dict[int, torch.Tensor] = {}
+    args, bound_plain, kwargs = (_without_history(nest, aliases, originals) for nest in (args, bound, kwargs))
+    result, by_products = _run(rule, func, args, kwargs, bound_plain)
+    if id(result) in originals:
+        return originals[id(result)]  # n.to(x) of the same dtype: torch hands n itself back
+    return save_and_mark(rule, mask, parents, bound, result, by_products)
+
+
+def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dict[int, torch.Tensor]) -> Any:
+    """A nest of arguments with plain aliases in place of the tensors that torch's autograd would record.
+
+    ``aliases`` gives the alias of a tensor by its id, ``originals`` the tensor of an alias by its id.
+    """
+    if isinstance(nest, _PLAIN):
+        if type(nest) is Tensor or not nest.requires_grad:
+            return nest
+        if id(nest) not in aliases:
+            aliases[id(nest)] = plain_alias(nest)
+            originals[id(aliases[id(nest)])] = nest
+        return aliases[id(nest)]
+    if isinstance(nest, dict):
+        return {name: _without_history(value, aliases, originals) for name, value in nest.items()}
+    if type(nest) in (tuple, list):
+        return type(nest)([_without_history(value, aliases, originals) for value in nest])
+    return nest
+
+
+def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
+    """Raise ``OutArgumentError`` for a call with ``out=`` that wants a gradient."""
+    if kwargs.get("out") is not None:
+        raise OutArgumentError(
+            f"{name}() was called with out= and an argument that requires grad: what is written there would have no "
+            f"history. Use the result, or call it under torch.no_grad()."
+        )
+
+
+def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
+    if torch.is_grad_enabled() and nodes_in((args, kwargs)):
+        refuse_out(spelling.rule.name, kwargs)
+        assert spelling.rule.decomposition is not None
+        result = spelling.rule.decomposition(*spelling.bind(args, kwargs))
+        return args[0].copy_(result) if spelling.inplace else result
+    with DisableTorchFunctionSubclass():
+        return mark_constant(func(*args, **kwargs), args, kwargs)
+
+
+def run_unrecorded(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of an op whose results never carry a gradient."""
+    with DisableTorchFunctionSubclass():
+        return func(*args, **kwargs)

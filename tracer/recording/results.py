@@ -1,0 +1,64 @@
+"""The results of a call: which of them are new, and making those tracked."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tracer.node import Node
+from tracer.recording.parents import DIFFERENTIABLE
+from tracer.recording.views import note_view
+from tracer.tracked_tensor import Tensor, become_tracked
+
+_PLAIN = torch.Tensor
+
+
+def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], list[int]]:
+    """The results of a call as a list, and the positions of those that are new floating tensors.
+
+    A result that came in as an argument (``contiguous()`` of a contiguous tensor) keeps its history; integers and bools stay plain.
+    """
+    listed = list(result) if isinstance(result, tuple | list) and type(result) is not torch.Size else [result]
+    fresh = [
+        i
+        for i, item in enumerate(listed)
+        if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not came_in(item, arguments, keywords)
+    ]
+    return listed, fresh
+
+
+def mark(tensor: torch.Tensor, node: Node | None, source: Any, *, several: bool = False) -> Tensor:
+    """Make a fresh result tracked, with ``node`` as its history: None for a constant result, which does not require grad.
+
+    ``source`` is the first argument of the call, which a view was made from; ``several``: the call returned more than one tensor.
+    """
+    if tensor._base is not None:
+        note_view(tensor, source, several)
+    return become_tracked(tensor, node)
+
+
+def mark_all(listed: list[Any], fresh: list[int], node: Node, source: Any, *, several: bool) -> None:
+    """``mark`` for each of the fresh results of one call."""
+    for i in fresh:
+        mark(listed[i], node.of_result(i, listed[i]), source, several=several)
+
+
+def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """Make the fresh results of a call that leaves no node constant results: tracked tensors that do not require grad."""
+    if type(result) is _PLAIN:  # the most frequent case, without a list
+        if result.dtype in DIFFERENTIABLE and not came_in(result, arguments, keywords):
+            mark(result, None, arguments[0] if arguments else None)
+    elif isinstance(result, tuple | list):
+        listed, fresh = fresh_results(result, arguments, keywords)
+        for i in fresh:
+            mark(listed[i], None, arguments[0] if arguments else None, several=True)
+    return result
+
+
+def came_in(result: torch.Tensor, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
+    """Whether a result is one of the arguments, or stands in a list among them."""
+    for value in (*arguments, *keywords.values()) if keywords else arguments:
+        if value is result or (isinstance(value, tuple | list) and any(v is result for v in value)):
+            return True
+    return False
