@@ -336,7 +336,7 @@ def test_written_in_place_a_negative_slope_is_refused(write: Callable[..., Any],
 @pytest.mark.parametrize("write", [F.elu_, F.selu_, F.celu_, F.leaky_relu_])
 def test_written_in_place_it_keeps_the_result_and_no_copy(write: Callable[..., Any], device: torch.device) -> None:
     written = write(tracer.track(torch.ones(3, device=device), True) * 1)
-    assert [t.data_ptr() for t, _ in written.grad_fn.saved] == [written.data_ptr()]
+    assert [t.data_ptr() for t, _ in written.grad_fn.saved_versions] == [written.data_ptr()]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

@@ -196,7 +196,7 @@ def test_cat_of_two_dtypes_gives_each_its_own() -> None:
 
 def test_cat_keeps_no_tensor() -> None:
     a = tracer.tensor([1.0], requires_grad=True)
-    assert not torch.cat([a, a]).grad_fn.saved
+    assert not torch.cat([a, a]).grad_fn.saved_versions
 
 
 def test_part_that_is_not_used_receives_zeros() -> None:

@@ -86,7 +86,7 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 @pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
 def test_padding_keeps_no_tensor(mode: str) -> None:
     x = tracer.tensor([[1.0, 2.0, 3.0]], requires_grad=True)
-    assert not F.pad(x, (1, 1), mode=mode).grad_fn.saved
+    assert not F.pad(x, (1, 1), mode=mode).grad_fn.saved_versions
 
 
 def test_reflection_counts_the_edge_once() -> None:

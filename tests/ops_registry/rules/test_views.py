@@ -133,7 +133,7 @@ def test_as_strided_of_expanded_memory_gives_the_sums_over_the_copies() -> None:
 
 def test_as_strided_keeps_no_tensor() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
-    assert not x.as_strided((2,), (1,)).grad_fn.saved
+    assert not x.as_strided((2,), (1,)).grad_fn.saved_versions
 
 
 def test_in_place_as_strided_changes_the_geometry_and_writes_nothing() -> None:
