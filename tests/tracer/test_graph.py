@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import rustworkx as rx
 import torch
+from support.custom import mystery
 
 import tracer
-from tracer.graph import backward_order
+from tracer.graph import backward_order, current
 
 
 def leaf(*values: float) -> torch.Tensor:
@@ -187,3 +189,42 @@ def test_backward_order_of_several_roots_is_shared() -> None:
     y = x * 2
     a, b = y.tanh(), y.exp()
     assert len(backward_order([a._node, b._node])) == 4  # type: ignore[attr-defined]
+
+
+def test_outside_a_graph_a_call_notes_nothing() -> None:
+    assert current.graph is None
+    y = (leaf(1.0) * 2).tanh()
+    assert len(tracer.Graph()) == 0 and y.requires_grad
+
+
+def test_the_graph_of_a_result_is_found_by_walking_back() -> None:
+    x = leaf(1.0, 2.0)
+    a, b = (x * 2).unbind()
+    y = a * b.tanh()
+    unrelated = x.exp()
+    graph = tracer.graph_of(y)
+    assert [node.op for node in graph] == ["mul", "unbind", "tanh", "mul"]
+    assert graph.kept_bytes() > 0 and not graph.has_cycle()
+    assert len(graph.backward_order(y)) == len(graph) + 3  # two results of unbind, one leaf
+    del unrelated
+
+
+def test_the_graph_of_a_result_keeps_nothing_alive() -> None:
+    y = leaf(1.0).exp().tanh()
+    graph = tracer.graph_of(y)
+    assert len(graph) == 2
+    del y
+    assert len(graph) == 0
+
+
+def test_the_graph_of_a_result_without_history_raises() -> None:
+    with pytest.raises(tracer.NoHistoryError, match="graph_of"):
+        tracer.graph_of(torch.ones(1))
+
+
+@pytest.mark.parametrize("op", [lambda x: x + 1, lambda x: x.unbind()[0], mystery], ids=["add", "unbind", "mystery"])
+def test_backward_through_what_was_removed_says_so(op: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    y = op(leaf(1.0, 2.0))
+    tracer.graph_of(y).remove(y)
+    with pytest.raises(tracer.FreedGraphError, match="removed from its graph"):
+        y.sum().backward()

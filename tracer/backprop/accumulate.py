@@ -11,7 +11,7 @@ import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, set_grad_enabled, storage_use_count
 from tracer.errors import UnsupportedError
-from tracer.tracked_tensor import plain_alias
+from tracer.tracked_tensor import become_tracked, plain_alias
 
 #: A tensor and its gradient. The gradient lies in a list of one, which is emptied when it is taken, so that its reference count
 #: tells whether anybody else knows it.
@@ -29,6 +29,7 @@ def accumulate(entries: Iterable[Entry]) -> None:
         set_grad_enabled(False)
         try:
             for tensor, buffer in entries:
+                _fit_layout(tensor, buffer)
                 before = _GRAD.__get__(tensor)
                 if before is None:
                     _set(tensor, _own(buffer, tensor))
@@ -47,8 +48,16 @@ def accumulate(entries: Iterable[Entry]) -> None:
 def accumulate_recorded(entries: Iterable[Entry]) -> None:
     """As ``accumulate``, under ``create_graph``: the gradients stay differentiable, so nothing is written in place or taken over."""
     for tensor, buffer in entries:
+        _fit_layout(tensor, buffer)
         before, grad = tensor.grad, buffer.pop()
-        tensor.grad = grad.clone() if before is None else plus(before, grad)
+        total = grad.clone() if before is None else plus(before, grad)
+        if _takes(tensor, total):
+            tensor.grad = total
+        else:
+            with DisableTorchFunctionSubclass():
+                _set(tensor, plain_alias(total))
+                # The gradient that torch has just made belongs to nobody else: it gets the history of ours.
+                become_tracked(_GRAD.__get__(tensor), getattr(total, "_node", None))
 
 
 def plus(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
@@ -75,8 +84,19 @@ def _has_sum(tensor: torch.Tensor) -> bool:
     return tensor.layout not in (torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 
 
+def _fit_layout(tensor: torch.Tensor, buffer: list[torch.Tensor]) -> None:
+    """Make the gradient of a dense tensor dense where it came in a layout that ``.grad`` cannot have: torch takes coordinates only."""
+    if tensor.layout is torch.strided and buffer[0].layout not in (torch.strided, torch.sparse_coo):
+        buffer[0] = buffer[0].to_dense()
+
+
+def _takes(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
+    """Whether torch lets ``grad`` be assigned to ``tensor.grad``."""
+    return tensor.layout is torch.strided or grad.layout is tensor.layout
+
+
 def _set(tensor: torch.Tensor, grad: torch.Tensor) -> None:
-    if tensor.layout is torch.strided or grad.layout is tensor.layout:
+    if _takes(tensor, grad):
         _GRAD.__set__(tensor, grad)
         return
     # torch's own accumulation gives a sparse tensor a dense .grad, which the setter refuses: let torch accumulate.
