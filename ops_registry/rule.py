@@ -47,12 +47,16 @@ class Formula:
     wrt: tuple[str, ...]
     joint: bool
     parameters: tuple[str, ...]
+    #: Parameters that are brought to the dtype of ``grad`` before the formula sees them: the op ran in that dtype.
+    cast_to_grad: tuple[str, ...] = ()
 
     @property
     def location(self) -> str:
-        """``file:line`` where the formula is written."""
-        code = inspect.unwrap(self.function).__code__
-        return f"{code.co_filename}:{code.co_firstlineno}"
+        """``file:line`` where the formula is written, or declared (``ops_registry.declare``)."""
+        function = inspect.unwrap(self.function)
+        code = function.__code__
+        declared_at: str | None = getattr(function, "declared_at", None)
+        return declared_at or f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def saves(self) -> tuple[str, ...]:
@@ -113,6 +117,8 @@ class Rule:
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
+    #: ``file:line`` where that was declared.
+    declared_at: str = ""
     #: Set for ops that are defined by other ops: runs them with interception on.
     decomposition: Callable[..., Any] | None = None
     #: The rule of the in-place spellings, where they have formulas of their own.
@@ -149,7 +155,9 @@ class Rule:
 
     @property
     def location(self) -> str:
-        """``file:line`` of each formula, or of the body."""
+        """``file:line`` of each formula, of the body, or of the declaration."""
+        if self.no_gradient:
+            return self.declared_at
         if self.decomposition is not None:
             return f"{self.decomposition.__code__.co_filename}:{self.decomposition.__code__.co_firstlineno}"
         return ", ".join(f.location for f in self.formulas)
@@ -226,11 +234,28 @@ class Rule:
 
 
 def _compile_call(formula: Formula, saved_names: tuple[str, ...]) -> Callable[..., Any]:
-    parts = [p if p in SUPPLIED else f"saved[{saved_names.index(p)}]" for p in formula.parameters]
-    return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", {"function": formula.function})
+    parts = []
+    for parameter in formula.parameters:
+        part = parameter if parameter in SUPPLIED else f"saved[{saved_names.index(parameter)}]"
+        parts.append(f"cast({part}, grad)" if parameter in formula.cast_to_grad else part)
+    names = {"function": formula.function, "cast": in_dtype_of}
+    return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", names)
 
 
-def make_formula(function: Callable[..., Any], wrt: str | tuple[str, ...], signature: Signature, name: str) -> Formula:
+def in_dtype_of(value: Any, grad: torch.Tensor) -> Any:
+    """A saved tensor in the dtype of ``grad``: what autocast or promotion did to the argument on its way into the op."""
+    if not isinstance(value, torch.Tensor) or value.dtype == grad.dtype:
+        return value
+    return value.to(grad.dtype)
+
+
+def make_formula(
+    function: Callable[..., Any],
+    wrt: str | tuple[str, ...],
+    signature: Signature,
+    name: str,
+    cast_to_grad: tuple[str, ...] = (),
+) -> Formula:
     """Check that ``function`` can be a formula of the op and say what it covers."""
     joint = not isinstance(wrt, str)
     inputs = (wrt,) if isinstance(wrt, str) else tuple(wrt)
@@ -249,4 +274,7 @@ def make_formula(function: Callable[..., Any], wrt: str | tuple[str, ...], signa
     names = tuple(p.name for p in parameters)
     if "grad" not in names:
         raise RuleError(f"the rule for {name} does not take 'grad': it would not depend on what comes from above")
-    return Formula(function, inputs, joint, names)
+    for cast in cast_to_grad:
+        if cast not in names:
+            raise RuleError(f"the rule for {name} casts '{cast}' to the dtype of grad, and has no such parameter")
+    return Formula(function, inputs, joint, names, cast_to_grad)
