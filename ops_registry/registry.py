@@ -68,7 +68,7 @@ def extend(
     others = []
     casts = list(cast_to_grad)
     for existing in rule.formulas:
-        overlap = set(existing.wrt) & set(formula.wrt)
+        overlap = set(existing.covers) & set(formula.wrt)
         if not overlap:
             others.append(existing)
         elif not replacing:
@@ -78,9 +78,9 @@ def extend(
             )
         else:
             casts += existing.cast_to_grad
-            if not set(existing.wrt) <= set(formula.wrt):
+            if not set(existing.covers) <= set(formula.wrt):
                 # A joint formula that loses one of its inputs still serves the others: it is told so by ``needs``.
-                others.append(copy_with(existing, wrt=tuple(n if n not in overlap else "" for n in existing.wrt)))
+                others.append(copy_with(existing, replaced=existing.replaced | overlap))
     formula = copy_with(formula, cast_to_grad=tuple(n for n in formula.saves if n in casts))
     written = None if replacing or rule.no_gradient else rule.in_place_rule
     extended = copy_with(

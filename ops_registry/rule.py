@@ -49,6 +49,13 @@ class Formula:
     parameters: tuple[str, ...]
     #: Parameters that are brought to the dtype of ``grad`` before the formula sees them: the op ran in that dtype.
     cast_to_grad: tuple[str, ...] = ()
+    #: Inputs of a joint formula that another formula gives the gradient of since. ``needs`` says False for them.
+    replaced: frozenset[str] = frozenset()
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """The inputs whose gradient is taken from this formula."""
+        return tuple(n for n in self.wrt if n not in self.replaced) if self.replaced else self.wrt
 
     @property
     def location(self) -> str:
@@ -66,8 +73,7 @@ class Formula:
 
 @cache
 def _needs_type(wrt: tuple[str, ...]) -> Any:
-    # An input that another formula has taken over has no name (""): it can be asked for by position alone.
-    return namedtuple("needs", wrt, rename=True)
+    return namedtuple("needs", wrt, rename=True)  # a name that no attribute can have is asked for by position
 
 
 def make_needs(wrt: tuple[str, ...], flags: Iterable[bool]) -> tuple[bool, ...]:
@@ -139,7 +145,7 @@ class Rule:
     uncovered_positional: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
-        covered = {name for formula in self.formulas for name in formula.wrt}
+        covered = {name for formula in self.formulas for name in formula.covers}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
         self.may_alias = self.signature.may_alias
         self.positions = tuple(i for i, _ in self.inputs)
@@ -175,11 +181,11 @@ class Rule:
         for bit, (_, name) in enumerate(self.inputs):
             if mask >> bit & 1:
                 parent_of[name] = len(parent_of)
-        active = [f for f in self.formulas if any(n in parent_of for n in f.wrt)]
+        active = [f for f in self.formulas if any(n in parent_of for n in f.covers)]
         saved_names = tuple(dict.fromkeys(k for f in active for k in f.saves))
         steps = []
         for formula in active:
-            parents = tuple(parent_of.get(n) for n in formula.wrt)
+            parents = tuple(None if n in formula.replaced else parent_of.get(n) for n in formula.wrt)
             needs = make_needs(formula.wrt, (p is not None for p in parents))
             steps.append(
                 Step(formula, _compile_call(formula, saved_names), parents, needs, parents[0] or 0, formula.joint)

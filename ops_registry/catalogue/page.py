@@ -204,7 +204,7 @@ def _kept(rule: Rule, formula: Formula) -> str:
 def _gradients(rule: Rule) -> str:
     lines = []
     for formula in rule.formulas:
-        inputs = ", ".join(f"`{n}`" for n in formula.wrt if n)
+        inputs = ", ".join(f"`{n}`" for n in formula.covers)
         lines.append(f"{inputs} ← {_kept(rule, formula)}")
     return "<br>".join(lines)
 

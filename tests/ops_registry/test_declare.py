@@ -190,3 +190,24 @@ def test_shapes_that_do_not_broadcast_are_refused() -> None:
 def test_a_declared_formula_has_the_signature_that_its_parameters_say() -> None:
     formula = formula_of(torch.ops.aten.native_dropout_backward)
     assert tuple(inspect.signature(formula.function).parameters) == formula.parameters
+
+
+def test_a_joint_formula_that_lost_an_input_is_asked_by_name_for_the_others() -> None:
+    weighted = op("weighted(Tensor x, Tensor w) -> Tensor", lambda x, w: x * w)
+    asked = []
+
+    @ops_registry.backward(weighted, wrt=("x", "w"))
+    def both(grad, x, w, needs):
+        asked.append((needs.x, needs.w))
+        return grad * w if needs.x else None, grad * x if needs.w else None
+
+    x, w = leaf(2.0), leaf(3.0)
+    with ops_registry.use({weighted: {"w": lambda grad: grad * 10}}):
+        weighted(x, w).sum().backward()
+    assert asked == [(True, False)]
+    assert (x.grad.item(), w.grad.item()) == (3.0, 10.0)
+    with ops_registry.use({weighted: {"w": lambda grad: grad * 10}}):
+        with ops_registry.use({weighted: {"x": lambda grad: grad * 20}}):
+            weighted(x, w).sum().backward()
+    assert asked == [(True, False)]
+    assert (x.grad.item(), w.grad.item()) == (23.0, 20.0)
