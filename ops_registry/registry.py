@@ -78,7 +78,8 @@ def extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...],
             )
         elif not set(existing.wrt) <= set(formula.wrt):
             # A joint formula that loses one of its inputs still serves the others: it is told so by ``needs``.
-            others.append(copy_with(existing, wrt=tuple(n if n not in overlap else "" for n in existing.wrt)))
+            rest = tuple(n if n not in overlap else "" for n in existing.wrt)
+            others.append(copy_with(existing, wrt=rest, written_wrt=existing.needs_names))
     written = None if replacing else rule.in_place_rule
     extended = copy_with(
         rule, formulas=(*others, formula), no_gradient=False, decomposition=None, in_place_rule=written, plans={}

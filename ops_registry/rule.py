@@ -47,6 +47,13 @@ class Formula:
     wrt: tuple[str, ...]
     joint: bool
     parameters: tuple[str, ...]
+    #: ``wrt`` as the formula was written, where another formula has since taken over one of its inputs (whose name in ``wrt`` is "").
+    written_wrt: tuple[str, ...] = ()
+
+    @property
+    def needs_names(self) -> tuple[str, ...]:
+        """The names in ``needs``: those that the formula was written with."""
+        return self.written_wrt or self.wrt
 
     @property
     def location(self) -> str:
@@ -62,7 +69,6 @@ class Formula:
 
 @cache
 def _needs_type(wrt: tuple[str, ...]) -> Any:
-    # An input that another formula has taken over has no name (""): it can be asked for by position alone.
     return namedtuple("needs", wrt, rename=True)
 
 
@@ -172,7 +178,7 @@ class Rule:
         steps = []
         for formula in active:
             parents = tuple(parent_of.get(n) for n in formula.wrt)
-            needs = make_needs(formula.wrt, (p is not None for p in parents))
+            needs = make_needs(formula.needs_names, (p is not None for p in parents))
             steps.append(
                 Step(formula, _compile_call(formula, saved_names), parents, needs, parents[0] or 0, formula.joint)
             )
