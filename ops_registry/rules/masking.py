@@ -1,4 +1,4 @@
-"""Filling, picking and writing where a mask says so."""
+"""Filling, selecting and writing elements by a mask."""
 
 import torch
 
@@ -29,5 +29,5 @@ def masked_scatter_input(grad, mask):
 @backward(torch.masked_scatter, wrt="source")
 def masked_scatter_source(grad, mask, source_shape):
     used = grad.masked_select(mask)
-    rest = source_shape.numel() - used.numel()  # the source may be longer than the mask has places
+    rest = source_shape.numel() - used.numel()  # the source may have more elements than the mask selects
     return torch.cat((used, used.new_zeros(rest))).view(source_shape)

@@ -1,6 +1,6 @@
 """Products of vectors and matrices: dot and outer products, matrix products in every combination of ranks, affine maps.
 
-For Y = A B the differential is dY = dA B + A dB, so grad_A = grad Bᴴ and grad_B = Aᴴ grad. The rest is ranks.
+For Y = A B the differential is dY = dA B + A dB, so grad_A = grad Bᴴ and grad_B = Aᴴ grad. The rest is about ranks.
 """
 
 import math
@@ -32,7 +32,7 @@ def rows(tensor):
 def summed_product(left, right, shape):
     """``left @ right``, summed over the batch axes along which a tensor of ``shape`` is broadcast.
 
-    They are folded into the contracted axis, Σ_b L_b R_b = [L_1 L_2 …] [R_1; R_2; …]: no product per batch is made.
+    They are folded into the contracted axis, Σ_b L_b R_b = [L_1 L_2 …] [R_1; R_2; …]: no product is made for each batch.
     """
     lead = max(left.ndim, right.ndim) - 2
     if lead == 0:
@@ -42,12 +42,12 @@ def summed_product(left, right, shape):
     summed = [d for d in range(lead) if batch[d] == 1 and left.shape[d] != 1]
     if not summed:
         return left @ right
-    kept = [d for d in range(lead) if d not in summed]
+    remaining = [d for d in range(lead) if d not in summed]
     length = math.prod(left.shape[d] for d in summed) * left.shape[-1]
-    wide = left.permute(*kept, lead, *summed, lead + 1)
-    tall = right.permute(*kept, *summed, lead, lead + 1)
-    wide = wide.reshape(*wide.shape[: len(kept) + 1], length)
-    tall = tall.reshape(*tall.shape[: len(kept)], length, tall.shape[-1])
+    wide = left.permute(*remaining, lead, *summed, lead + 1)
+    tall = right.permute(*remaining, *summed, lead, lead + 1)
+    wide = wide.reshape(*wide.shape[: len(remaining) + 1], length)
+    tall = tall.reshape(*tall.shape[: len(remaining)], length, tall.shape[-1])
     return (wide @ tall).reshape(shape)
 
 
@@ -229,7 +229,7 @@ def _weighted(grad, weight):
     return tensordot(grad, conj(weight), [-1], [0])
 
 
-# addmm and its relatives: beta input + alpha (product). With beta = 0 the input is not even read: nan there stays out.
+# addmm and its relatives: beta input + alpha (product). With beta = 0 the input is not read: nan and inf in it have no effect.
 
 
 @backward(torch.addmm, wrt="input")
@@ -271,7 +271,7 @@ def addr_vec2(grad, vec1, alpha):
     return scaled(conj(in_dtype_of(grad, vec1)) @ grad, alpha)
 
 
-# addbmm adds up the products of all batches, so each sees the same gradient, which broadcasts over them.
+# addbmm sums the products of all batches, so that each has the same gradient, which broadcasts over them.
 
 
 @backward(torch.addbmm, wrt="batch1")
@@ -315,7 +315,7 @@ def multi_dot(tensors):
 def cheapest_splits(sizes):
     """Where to split each run of a chain of matrices of ``sizes[k] × sizes[k + 1]`` for the fewest multiplications.
 
-    Of splits that cost the same torch takes the first, but the second in a chain of three.
+    Of splits that cost the same torch takes the first, in a chain of three matrices the second.
     """
     tie = -1 if len(sizes) == 4 else 1
     cost = {(k, k): 0 for k in range(len(sizes) - 1)}

@@ -34,7 +34,7 @@ def nanmean(input, dim, keepdim, dtype):
 
 @backward(torch.prod)
 def prod(grad, input, input_shape, result, dim, keepdim, dtype):
-    # The derivative to one factor is the product of the others: those before times those after.
+    # The derivative of each factor is the product of the others: those before it times those after it.
     # Without a division it is right at zeros, in every order.
     factors = input if dtype is None else input.to(dtype)
     if not torch.is_grad_enabled() and divides_well(result):

@@ -1,4 +1,4 @@
-"""Rounding, signs and magnitudes. What is constant between its jumps lets no gradient through."""
+"""Rounding, signs and magnitudes. A function that is constant between its jumps has a zero gradient."""
 
 import torch
 
@@ -11,7 +11,7 @@ from ops_registry.rules.helpers import conj
 @backward(torch.round)
 @backward(torch.trunc)
 @backward(torch.sign)
-def stairs(grad):
+def zero_gradient(grad):
     return None
 
 
@@ -22,12 +22,12 @@ def frac(grad):
 
 @backward(torch.sgn)
 def sgn(grad, input, result):
-    """For s = z/|z|: ``(g - s Re(conj(s) g)) / |z|``, what g has across z, over the distance from 0; 0 at z = 0."""
+    """For s = z/|z|: ``(g - s Re(conj(s) g)) / |z|``, the part of g across z, divided by the distance from 0; 0 at z = 0."""
     if not input.is_complex():
         return None
     zero = input == 0
-    along = (conj(result) * grad).real
-    return torch.where(zero, 0, grad - result * along) / torch.where(zero, 1, input).abs()
+    radial = (conj(result) * grad).real
+    return torch.where(zero, 0, grad - result * radial) / torch.where(zero, 1, input).abs()
 
 
 @backward(torch.abs)

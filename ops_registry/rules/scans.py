@@ -17,7 +17,7 @@ def cumsum(grad, dim):
 def backward_recurrence(term, factor, dim):
     """``s`` with ``s[j] = term[j] + factor[j] * s[j + 1]``; ``factor`` is shorter by one.
 
-    Each round doubles the distance that ``s`` has seen, so it takes a logarithmic number of rounds and never divides.
+    Each round doubles the distance over which ``s`` is complete: the number of rounds is logarithmic, and nothing is divided.
     """
     size, step = term.shape[dim], 1
     while step < size:
@@ -46,7 +46,7 @@ def cumprod(grad, input, input_shape, result, dim, dtype):
 def logcumsumexp(grad, input, input_shape, result, dim):
     # sum over k >= j of g_k exp(x_j - y_k) = exp(x_j - y_j) s_j,  s_j = g_j + exp(y_j - y_{j+1}) s_{j+1}.
     # As y grows along dim, no exponential exceeds 1. Where y is still -inf nothing flows.
-    if input.dtype in (torch.float16, torch.bfloat16):  # what a level has lost to rounding would be a factor
+    if input.dtype in (torch.float16, torch.bfloat16):  # a rounding error in the level would become a factor
         input = input.float()
         result = input.logcumsumexp(dim)
     level = result.masked_fill(result == -torch.inf, 0)
@@ -67,15 +67,19 @@ def running_extreme(grad, input_shape, indices, dim):
 @backward(torch.diff, wrt=("input", "prepend", "append"))
 def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     if n == 0:
-        return grad if needs[0] else None, None, None
+        return grad if needs.input else None, None, None
     # The transpose of one difference is minus the difference of the cotangent between two zeros.
     lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
     n = min(n, lengths[0] + lengths[1] + lengths[2])
     dim %= len(input_shape)
     zeros = grad.new_zeros((*grad.shape[:dim], n, *grad.shape[dim + 1 :]))
     whole = torch.diff(grad, n, dim, prepend=zeros, append=zeros)
-    before, own, after = (-whole if n % 2 else whole).split(lengths, dim)
-    return tuple([part if need else None for part, need in zip((own, before, after), needs, strict=True)])
+    grad_prepend, grad_input, grad_append = (-whole if n % 2 else whole).split(lengths, dim)
+    return (
+        grad_input if needs.input else None,
+        grad_prepend if needs.prepend else None,
+        grad_append if needs.append else None,
+    )
 
 
 def _pair_sums(y, dim):
@@ -141,9 +145,9 @@ overloaded(torch.cumulative_trapezoid)(_overload(aten.cumulative_trapezoid))
 
 
 def _slope(y, steps, dim, edge_order):
-    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) a parabola.
+    """The slope of the parabola through each sample and its neighbours; at the ends that of a line, or (order 2) of a parabola.
 
-    ``steps`` are the distances between samples, or a number where they are all the same.
+    ``steps`` holds the distances between samples, or is a number where they are all the same.
     """
     size = y.shape[dim]
     lines = torch.diff(y, dim=dim)
@@ -173,7 +177,7 @@ def _slope(y, steps, dim, edge_order):
 
 
 def _three(y, dim, start, weights):
-    """The weighted sum of three samples in a row, at ``start`` and as many places after it as there are weights."""
+    """The weighted sums of three neighbouring samples, the first of them at ``start``, one sum for each weight."""
     length = weights[0].shape[dim]
     x, y, z = (y.narrow(dim, start + k, length) * w for k, w in enumerate(weights))
     return x + y + z

@@ -13,7 +13,7 @@ def softmax(grad, result, dim):
     return torch._softmax_backward_data(grad, result, dim, grad.dtype)
 
 
-# The Jacobian diag(y) - y yᵀ is symmetric, so that its product with a vector is its own transpose.
+# The Jacobian diag(y) - y yᵀ is symmetric: the product with it is its own transpose.
 
 
 @backward(torch._softmax_backward_data, wrt="grad_output")
@@ -33,7 +33,7 @@ def log_softmax(grad, result, dim):
     return torch._log_softmax_backward_data(grad, result, dim, grad.dtype)
 
 
-# It returns g - exp(y) sum(g), with y the log_softmax.
+# The kernel returns g - exp(y) sum(g), with y the log_softmax.
 
 
 @backward(torch._log_softmax_backward_data, wrt="grad_output")

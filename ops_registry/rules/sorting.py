@@ -1,4 +1,4 @@
-"""Sorting, and elements picked by their rank: the gradient goes back to where each value came from."""
+"""Sorting, and elements selected by rank: the gradient goes to the element that each value came from."""
 
 import torch
 
