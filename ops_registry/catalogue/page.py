@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import inspect
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -205,7 +204,7 @@ def _kept(rule: Rule, formula: Formula) -> str:
 def _gradients(rule: Rule) -> str:
     lines = []
     for formula in rule.formulas:
-        inputs = ", ".join(f"`{n}`" for n in formula.wrt if n)
+        inputs = ", ".join(f"`{n}`" for n in formula.covers)
         lines.append(f"{inputs} ← {_kept(rule, formula)}")
     return "<br>".join(lines)
 
@@ -233,20 +232,21 @@ def _functions(rule: Rule) -> list[Callable[..., Any]]:
     return [f.function for f in rule.formulas] or ([rule.decomposition] if rule.decomposition else [])
 
 
-def _code(function: Callable[..., Any]) -> Any:
-    return inspect.unwrap(function).__code__
+def _places(rule: Rule) -> list[tuple[str, str]]:
+    """File name and line of each formula, or of the definition."""
+    places = []
+    for place in dict.fromkeys(rule.location.split(", ")):
+        path, _, line = place.rpartition(":")
+        places.append((Path(path).name, line))
+    return places
 
 
 def _file(rule: Rule) -> str:
-    return Path(_code(_functions(rule)[0]).co_filename).name
+    return _places(rule)[0][0]
 
 
 def _links(rule: Rule) -> str:
-    links = []
-    for code in dict.fromkeys(_code(f) for f in _functions(rule)):
-        name = Path(code.co_filename).name
-        links.append(f"[{name}:{code.co_firstlineno}](../{RULES}/{name}#L{code.co_firstlineno})")
-    return "<br>".join(links)
+    return "<br>".join(f"[{name}:{line}](../{RULES}/{name}#L{line})" for name, line in _places(rule))
 
 
 # ---------------------------------------------------------------- the page

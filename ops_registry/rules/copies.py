@@ -2,7 +2,8 @@
 
 import torch
 
-from ops_registry.registry import backward, decomposition, no_gradient
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward, decomposition
 
 # The value stays what it is, so the gradient does too: the dtype is projected, the device is put back here.
 

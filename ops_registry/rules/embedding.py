@@ -2,7 +2,8 @@
 
 import torch
 
-from ops_registry.registry import backward, no_gradient
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward
 from ops_registry.rules.helpers import add_at, add_slices
 
 no_gradient(torch._C._nn.one_hot)

@@ -6,7 +6,8 @@ From A X = B follows A dX = dB - dA X: grad_B solves the adjoint system, and gra
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ops_registry.registry import backward, decomposition, no_gradient
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward, decomposition
 from ops_registry.rules.helpers import conj
 from ops_registry.rules.kernels import total
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from ops_registry.registry import no_gradient
+from ops_registry.declare import no_gradient
 
 no_gradient(
     torch.Tensor.dim,

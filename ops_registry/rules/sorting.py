@@ -2,7 +2,8 @@
 
 import torch
 
-from ops_registry.registry import backward, decomposition, no_gradient, overloaded
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.rules.helpers import put_back, share
 
 aten = torch.ops.aten

@@ -10,7 +10,8 @@ import torch
 from torch.jit._builtins import _register_builtin
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ops_registry.registry import backward, decomposition, no_gradient, overloaded
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.rules.helpers import reduced_dims
 
 aten = torch.ops.aten

@@ -210,7 +210,7 @@ class Sweep:
             needs = step.needs
             if leading is not None:
                 needs = make_needs(
-                    step.formula.needs_names,
+                    step.formula.wrt,
                     [p is not None and any(n in leading for n in flat((parents[p],))) for p in step.parents],
                 )
                 if not any(needs):
