@@ -5,9 +5,9 @@ import torch
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
 from ops_registry.rules.kernels import per_result
-from ops_registry.rules.normalisation_kernels import INPUTS as BY
-from ops_registry.rules.normalisation_kernels import all_but_channels, recorded_statistics
-from ops_registry.rules.normalisation_kernels import double_backward as cross
+from ops_registry.shared.normalisation import INPUTS as BY
+from ops_registry.shared.normalisation import all_but_channels, recorded_statistics
+from ops_registry.shared.normalisation import double_backward as cross
 
 aten = torch.ops.aten
 

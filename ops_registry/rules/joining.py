@@ -4,7 +4,8 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_slices
+from ops_registry.shared.dimensions import broadcast_shape
+from ops_registry.shared.picking import add_slices
 
 # Joining: the gradient of each tensor is its part of the gradient of the result.
 
@@ -232,7 +233,7 @@ def atleast_3d(tensors):
 
 @decomposition(torch._C._VariableFunctions.broadcast_tensors)
 def broadcast_tensors(tensors):
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    shape = broadcast_shape(*(t.shape for t in tensors))
     return tuple(t if t.shape == shape else t.expand(shape) for t in tensors)
 
 

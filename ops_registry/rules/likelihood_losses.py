@@ -4,9 +4,11 @@ import math
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.loss_reduction import (
+from ops_registry.shared.dimensions import broadcast_shape
+from ops_registry.shared.loss_reduction import (
     MEAN,
     NONE,
     SUM,
@@ -46,9 +48,7 @@ def nll_forward(input, target, weight, reduction, ignore_index):
     return result, {"total_weight": total}
 
 
-@backward(nn.nll_loss, wrt="input", forward=nll_forward)
-@backward(nn.nll_loss2d, wrt="input", forward=nll_forward)
-@backward(nn.nll_loss_nd, wrt="input", forward=nll_forward)
+@backward(nn.nll_loss, nn.nll_loss2d, nn.nll_loss_nd, wrt="input", forward=nll_forward)
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)
@@ -68,10 +68,7 @@ def nll_loss2d_backward(grad, target, weight, reduction, ignore_index):
     return nn.nll_loss2d(grad, target, weight, reduction, ignore_index)
 
 
-@backward(aten.nll_loss_backward, wrt="input")
-@backward(aten.nll_loss2d_backward, wrt="input")
-def nll_loss_is_linear(grad):
-    return None
+zero_gradient(aten.nll_loss_backward, aten.nll_loss2d_backward, wrt="input")  # the loss is linear
 
 
 # cross_entropy: nll_loss of log_softmax
@@ -146,7 +143,7 @@ def binary_cross_entropy(grad, input, target, weight, reduction):
 
 @backward(nn.binary_cross_entropy, wrt="target")
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
-    shape = torch.broadcast_shapes(input.shape, target_shape)
+    shape = broadcast_shape(input.shape, target_shape)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
     return (weighted(terms, weight) * spread_reduction(grad, reduction, shape)).expand(shape)
 
@@ -195,7 +192,7 @@ def binary_cross_entropy_with_logits_target(grad, input, target_shape, weight, p
 
 @backward(torch.kl_div, wrt="input")
 def kl_div(grad, input_shape, target, reduction, log_target):
-    shape = torch.broadcast_shapes(input_shape, target.shape)
+    shape = broadcast_shape(input_shape, target.shape)
     p = target.exp() if log_target else target
     return (-p * spread_reduction(grad, reduction, shape)).expand(shape)
 

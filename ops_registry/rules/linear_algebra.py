@@ -8,8 +8,9 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.declare import no_gradient
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
-from ops_registry.rules.kernels import total
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.optional import total
+from ops_registry.shared.recorded import recorded
 
 # inverse: dY = -Y dA Y
 
@@ -37,8 +38,7 @@ def pinv_backward(grad, A, P):
     return beyond_columns @ (P @ P_adjoint) + P_adjoint @ (P @ beyond_rows - grad @ P_adjoint)
 
 
-@backward(torch.linalg.pinv, wrt="input")
-@backward(torch.pinverse, wrt="input")
+@backward(torch.linalg.pinv, torch.pinverse, wrt="input")
 def pinv(grad, input, result):
     return pinv_backward(grad, input, result)
 
@@ -93,7 +93,7 @@ def coefficient_gradient(grad_B, A, X, left):
 
 def solve_adjoint(A, LU, pivots, B, left):
     """X of Aᴴ X = B, or of X Aᴴ = B, by the known factors of A; anew where backward is recorded, as they are constants."""
-    if torch.is_grad_enabled():
+    if recorded():
         return torch.linalg.solve_ex(A.mH, B, left=left)[0]
     if B.shape == A.shape[:-1]:  # one right-hand side for each matrix, a vector
         return torch.linalg.lu_solve(LU, pivots, B.unsqueeze(-1), adjoint=True).squeeze(-1)
@@ -165,8 +165,7 @@ def cholesky_backward(grad, L):
     return torch.linalg.solve_triangular(L, half, upper=False, left=False)
 
 
-@backward(torch.cholesky, wrt="input")
-@backward(torch.linalg.cholesky, wrt="input")
+@backward(torch.cholesky, torch.linalg.cholesky, wrt="input")
 def cholesky(grad, upper, result):
     return cholesky_backward(grad.mH, result.mH) if upper else cholesky_backward(grad, result)
 

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
+from ops_registry.shared.recorded import recorded
 
 INPUTS = ("input", "linear_weight", "linear_bias")
 
@@ -53,7 +54,7 @@ if importlib.util.find_spec("torch.nn.modules.linear_cross_entropy"):
         grad, *others = grad
         if any(other is not None for other in others):
             raise UnsupportedCallError("linear_cross_entropy: the gradients among the op's results have no derivative")
-        if not torch.is_grad_enabled():  # the forward has computed them already
+        if not recorded():  # the forward has computed them already
             return [grad * found if need else None for found, need in zip(result[1:], needs, strict=True)]
         layer = input, linear_weight, target, linear_bias
         return layer_gradients(grad, *layer, weight, reduction, ignore_index, batch_chunk_size, needs)

@@ -3,7 +3,7 @@
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.loss_reduction import NONE, broadcast_pair, reduce_grad, spread_reduction
+from ops_registry.shared.loss_reduction import NONE, broadcast_pair, reduce_grad, spread_reduction
 
 aten = torch.ops.aten
 nn = torch._C._nn

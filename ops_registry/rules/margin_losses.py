@@ -2,10 +2,11 @@
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
-from ops_registry.rules.loss_reduction import NONE, reduce_grad, reduce_loss, spread_reduction
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.loss_reduction import NONE, reduce_grad, reduce_loss, spread_reduction
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -73,9 +74,7 @@ def multilabel_margin_loss_backward(grad, input, target, reduction, is_target):
     return reduce_grad((grad * slope).sum(-1), reduction)
 
 
-@backward(aten.multilabel_margin_loss_backward, wrt="input")
-def multilabel_margin_loss_is_piecewise_linear(grad):
-    return None
+zero_gradient(aten.multilabel_margin_loss_backward, wrt="input")  # the loss is piecewise linear
 
 
 # Losses that torch itself builds from smaller ops

@@ -3,6 +3,7 @@
 import torch
 
 from ops_registry.registry import backward
+from ops_registry.shared.dimensions import broadcast_shape
 
 
 @backward(torch.masked_fill, wrt="input")
@@ -17,7 +18,7 @@ def masked_fill_value(grad, mask, value_device):
 
 @backward(torch.masked_select)
 def masked_select(grad, input_shape, mask):
-    shape = torch.broadcast_shapes(input_shape, mask.shape)
+    shape = broadcast_shape(input_shape, mask.shape)
     return grad.new_zeros(shape).masked_scatter(mask, grad)
 
 

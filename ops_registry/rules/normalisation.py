@@ -4,17 +4,19 @@ import math
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
-from ops_registry.rules.kernels import in_dtype_of, per_result, total
-from ops_registry.rules.normalisation_kernels import (
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.normalisation import (
     INPUTS,
     all_but_channels,
     double_backward,
     recorded_statistics,
     through_statistics,
-    wide,
 )
+from ops_registry.shared.optional import per_result, total
+from ops_registry.shared.precision import wide
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
@@ -39,10 +41,9 @@ def last_dims(x, normalized_shape):
     return list(range(x.dim() - len(normalized_shape), x.dim()))
 
 
-@backward(torch.layer_norm, wrt=INPUTS, forward=forward_layer_norm)
+@backward(torch.layer_norm, wrt=INPUTS, cast_to_grad="input", forward=forward_layer_norm)
 def layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
-    (input,) = in_dtype_of(grad, input)
-    if torch.is_grad_enabled():
+    if recorded():
         mean, rstd = recorded_statistics(input, last_dims(input, normalized_shape), eps, mean)
     return aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, list(needs))
 
@@ -55,7 +56,7 @@ def forward_native_layer_norm(input, normalized_shape, weight, bias, eps):
 # As in torch, the statistics that it returns are constants.
 @backward(torch.native_layer_norm, wrt=INPUTS, forward=forward_native_layer_norm, constant_results=(1, 2))
 def native_layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
-    if torch.is_grad_enabled():
+    if recorded():
         mean, rstd = recorded_statistics(input, last_dims(input, normalized_shape), eps, mean)
     return aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, list(needs))
 
@@ -69,9 +70,7 @@ def native_layer_norm_backward(grad, grad_out, input, normalized_shape, mean, rs
     return None if grad_grad_out is None else grad_grad_out.expand(input.shape), *others
 
 
-@backward(aten.native_layer_norm_backward, wrt="bias")
-def layer_norm_bias(grad):
-    return None  # the kernel reads its shape alone
+zero_gradient(aten.native_layer_norm_backward, wrt="bias")  # the kernel reads its shape alone
 
 
 # ---------------------------------------------------------------- group
@@ -124,10 +123,9 @@ def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
     return result, {"mean": mean, "rstd": rstd}
 
 
-@backward(torch.group_norm, wrt=INPUTS, forward=forward_group_norm)
+@backward(torch.group_norm, wrt=INPUTS, cast_to_grad="input", forward=forward_group_norm)
 def group_norm(grad, input, num_groups, weight, mean, rstd, eps, needs):
-    (input,) = in_dtype_of(grad, input)
-    if torch.is_grad_enabled():
+    if recorded():
         mean, rstd = recorded_group_statistics(input, num_groups, eps, mean)
     return group_gradients(grad, input, num_groups, weight, mean, rstd, needs)
 
@@ -140,7 +138,7 @@ def forward_native_group_norm(*args):
 @backward(torch.native_group_norm, wrt=INPUTS, forward=forward_native_group_norm)
 def native_group_norm(grad, input, weight, group, mean, rstd, eps, needs):
     grad_output, grad_mean, grad_rstd = grad
-    if torch.is_grad_enabled():
+    if recorded():
         mean, rstd = recorded_group_statistics(input, group, eps, mean)
     grad_x = grad_weight = grad_bias = None
     if grad_output is not None:

@@ -3,7 +3,9 @@
 import torch
 
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import restore_dims, share
+from ops_registry.shared.dimensions import restore_dims
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
@@ -27,7 +29,7 @@ def _order_two(grad, x, norm, p, dim):
 def _infinite_order(grad, x, norm, p, dim):
     size = x.abs()
     ties = (size == norm) | (size != size)
-    return share(grad, ties, dim) * x.sgn()
+    return share_among_ties(grad, ties, dim) * x.sgn()
 
 
 def _whole_order(grad, x, norm, p, dim):
@@ -66,8 +68,7 @@ def linalg_vector_norm(grad, input, input_shape, result, ord, dim, keepdim):
     return norm_gradient(grad, input, result, ord, dim)
 
 
-@backward(aten.norm.ScalarOpt_dim)
-@backward(aten.norm.ScalarOpt_dim_dtype)
+@backward(aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
 def norm_along_dim(grad, input, input_shape, result, p, dim, keepdim):
     return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, dim, keepdim)
 
@@ -79,8 +80,7 @@ def choose_norm(input, p=2, dim=None, keepdim=False, *, dtype=None):
     return aten.norm.ScalarOpt_dim if dtype is None else aten.norm.ScalarOpt_dim_dtype
 
 
-@backward(aten.norm.Scalar)
-@backward(aten.norm.ScalarOpt_dtype)
+@backward(aten.norm.Scalar, aten.norm.ScalarOpt_dtype)
 def norm_of_all(grad, input, result, p):
     return norm_gradient(grad, input, result, 2 if p is None else p, None)
 
@@ -196,7 +196,7 @@ def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
             x1 * weight.sum(-1).unsqueeze(-1) - weight @ x2 if needs.x1 else None,
             x2 * weight.sum(-2).unsqueeze(-1) - weight.mT @ x1 if needs.x2 else None,
         )
-    if torch.is_grad_enabled():  # to be differentiated again, the gradient has to be made of differentiable parts
+    if recorded():  # to be differentiated again, the gradient has to be made of differentiable parts
         pairs = _pair_gradients(grad, x1.unsqueeze(-2) - x2.unsqueeze(-3), p, result)
         return pairs.sum(-2) if needs.x1 else None, -pairs.sum(-3) if needs.x2 else None
     kernel = torch.ops.aten._cdist_backward
@@ -205,12 +205,11 @@ def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
     return grad_x1, grad_x2
 
 
-@backward(torch.pdist)
-@backward(aten._pdist_forward)
+@backward(torch.pdist, aten._pdist_forward)
 def pdist(grad, input, p, result, result_shape):
     if p == 0 or 0 in result_shape:
         return None
-    if not torch.is_grad_enabled():  # this kernel, too, is not differentiable
+    if not recorded():  # this kernel, too, is not differentiable
         return torch.ops.aten._pdist_backward(grad.contiguous(), input.contiguous(), p, result)
     first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
     pairs = _pair_gradients(grad, input[first] - input[second], p, result)

@@ -2,8 +2,10 @@
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import add_slices
+from ops_registry.shared.dimensions import shape_only
+from ops_registry.shared.picking import add_slices
 
 aten = torch.ops.aten
 
@@ -13,23 +15,18 @@ def _crop(grad, pad):
     return torch.constant_pad_nd(grad, [-n for n in pad])
 
 
-def _shape_alone(grad, shape):
-    """A tensor of ``shape`` without memory, for kernels that take the input and read its shape alone."""
-    return grad.new_empty(()).expand(shape)
-
-
 def _reflected(grad, shape, padding):
     kernel = (aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.reflection_pad3d_backward)[
         len(padding) // 2 - 1
     ]
-    return kernel(grad, _shape_alone(grad, shape), padding)
+    return kernel(grad, shape_only(grad, shape), padding)
 
 
 def _replicated(grad, shape, padding):
     kernel = (aten.replication_pad1d_backward, aten.replication_pad2d_backward, aten.replication_pad3d_backward)[
         len(padding) // 2 - 1
     ]
-    return kernel(grad, _shape_alone(grad, shape), padding)
+    return kernel(grad, shape_only(grad, shape), padding)
 
 
 def _wrapped(grad, shape, pad):
@@ -82,14 +79,10 @@ def _transpose_of(padder):
     return formula
 
 
-def _zero_gradient(grad):
-    return None
-
-
 for _kind, _rule in (("reflection", _reflection), ("replication", _replication)):
     for _n in (1, 2, 3):
         _padder = getattr(torch._C._nn, f"{_kind}_pad{_n}d")
         _kernel = getattr(aten, f"{_kind}_pad{_n}d_backward")
         backward(_padder)(_rule)
         backward(_kernel, wrt="grad_output")(_transpose_of(_padder))
-        backward(_kernel, wrt="input")(_zero_gradient)
+        zero_gradient(_kernel, wrt="input")

@@ -8,7 +8,9 @@ import math
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
+from ops_registry.shared.dimensions import shape_only
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -45,14 +47,9 @@ def flat_pair(value, fill):
     return [fill, *value] if value else []
 
 
-def without_memory(grad, shape):
-    """A tensor of ``shape`` without memory, for kernels that take the input and read its shape alone."""
-    return grad.new_empty(()).expand(shape)
-
-
 def for_shape(grad, input):
     """``input`` for a kernel that reads its shape and layout alone; a tensor without memory where autocast had cast it."""
-    return input if input.dtype == grad.dtype else without_memory(grad, input.shape)
+    return input if input.dtype == grad.dtype else shape_only(grad, input.shape)
 
 
 # ---------------------------------------------------------------- maximum
@@ -106,35 +103,40 @@ def fractional_max_pool3d(grad, input, indices, kernel_size, output_size):
     return aten.fractional_max_pool3d_backward(grad, for_shape(grad, input), kernel_size, output_size, indices)
 
 
-@backward(aten.max_pool2d_with_indices_backward, wrt="grad_output")
-@backward(aten.adaptive_max_pool2d_backward, wrt="grad_output")
-@backward(aten.fractional_max_pool2d_backward, wrt="grad_output")
+@backward(
+    aten.max_pool2d_with_indices_backward,
+    aten.adaptive_max_pool2d_backward,
+    aten.fractional_max_pool2d_backward,
+    wrt="grad_output",
+)
 def max_pool2d_backward(grad, indices):
     return read_at(grad, indices, 2)
 
 
-@backward(aten.max_pool3d_with_indices_backward, wrt="grad_output")
-@backward(aten.adaptive_max_pool3d_backward, wrt="grad_output")
-@backward(aten.fractional_max_pool3d_backward, wrt="grad_output")
+@backward(
+    aten.max_pool3d_with_indices_backward,
+    aten.adaptive_max_pool3d_backward,
+    aten.fractional_max_pool3d_backward,
+    wrt="grad_output",
+)
 def max_pool3d_backward(grad, indices):
     return read_at(grad, indices, 3)
 
 
 # The kernels read the shape of ``input`` alone, never its values.
-
-
-@backward(aten.max_pool2d_with_indices_backward, wrt="input")
-@backward(aten.max_pool3d_with_indices_backward, wrt="input")
-@backward(aten.adaptive_max_pool2d_backward, wrt="input")
-@backward(aten.adaptive_max_pool3d_backward, wrt="input")
-@backward(aten.fractional_max_pool2d_backward, wrt="input")
-@backward(aten.fractional_max_pool3d_backward, wrt="input")
-@backward(aten.avg_pool2d_backward, wrt="input")
-@backward(aten.avg_pool3d_backward, wrt="input")
-@backward(aten._adaptive_avg_pool2d_backward, wrt="input")
-@backward(aten._adaptive_avg_pool3d_backward, wrt="input")
-def zero_gradient(grad):
-    return None
+zero_gradient(
+    aten.max_pool2d_with_indices_backward,
+    aten.max_pool3d_with_indices_backward,
+    aten.adaptive_max_pool2d_backward,
+    aten.adaptive_max_pool3d_backward,
+    aten.fractional_max_pool2d_backward,
+    aten.fractional_max_pool3d_backward,
+    aten.avg_pool2d_backward,
+    aten.avg_pool3d_backward,
+    aten._adaptive_avg_pool2d_backward,
+    aten._adaptive_avg_pool3d_backward,
+    wrt="input",
+)
 
 
 @backward(nn.max_unpool2d)
@@ -182,7 +184,7 @@ def adaptive_average(grad, shape, n, kernel):
     """The gradient of an average over ``n`` dimensions: that of a mean where there is one window, otherwise by ``kernel``."""
     if all(length == 1 for length in grad.shape[-n:]):
         return (grad / math.prod(shape[-n:])).expand(shape)
-    return kernel(grad, without_memory(grad, shape))
+    return kernel(grad, shape_only(grad, shape))
 
 
 @backward(torch.adaptive_avg_pool1d)
@@ -191,14 +193,12 @@ def adaptive_avg_pool1d(grad, input_shape):
     return adaptive_average(grad.unsqueeze(-2), flat_shape, 2, aten._adaptive_avg_pool2d_backward).squeeze(-2)
 
 
-@backward(nn.adaptive_avg_pool2d)
-@backward(aten._adaptive_avg_pool2d)
+@backward(nn.adaptive_avg_pool2d, aten._adaptive_avg_pool2d)
 def adaptive_avg_pool2d(grad, input_shape):
     return adaptive_average(grad, input_shape, 2, aten._adaptive_avg_pool2d_backward)
 
 
-@backward(nn.adaptive_avg_pool3d)
-@backward(aten._adaptive_avg_pool3d)
+@backward(nn.adaptive_avg_pool3d, aten._adaptive_avg_pool3d)
 def adaptive_avg_pool3d(grad, input_shape):
     return adaptive_average(grad, input_shape, 3, aten._adaptive_avg_pool3d_backward)
 

@@ -6,7 +6,8 @@ import math
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.recorded import recorded
 
 
 @backward(torch.square)
@@ -96,7 +97,7 @@ def hypot_other(grad, other, result):
 
 def _radius(result):
     """``result`` without zeros. A division by infinity is 0 in every order; one of 0 by the smallest number is 0, too, and cheaper."""
-    if torch.is_grad_enabled():
+    if recorded():
         return torch.where(result == 0, torch.inf, result)
     limits = torch.finfo(result.dtype)
     return result.clamp_min(limits.tiny * limits.eps)

@@ -24,6 +24,7 @@ from ops_registry.rules.recurrent_steps import (
     states_before,
     zeros_if_none,
 )
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
@@ -44,7 +45,7 @@ def rnn_layer(input, h, w_ih, w_hh, b_ih, b_hh, relu, sizes, reverse):
 @backward(rnn_layer, wrt=("input", "w_ih", "w_hh", "b_ih", "b_hh", "h"))
 def rnn_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, relu, sizes, reverse, result, needs):
     output = result[0]
-    if torch.is_grad_enabled():
+    if recorded():
         output = rnn_layer(input, h, w_ih, w_hh, b_ih, b_hh, relu, sizes, reverse)[0]
     slopes = aten.threshold_backward(torch.ones_like(output), output, 0) if relu else 1 - output * output
     grad_output, grad_h = grad
@@ -122,7 +123,7 @@ def lstm_layer(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
 
 @backward(lstm_layer, wrt=("input", "w_ih", "w_hh", "b_ih", "b_hh", "h", "c", "w_hr"), forward=lstm_forward)
 def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse, result, saved, needs):
-    if torch.is_grad_enabled():  # what was saved is a constant: compute it again, and record that
+    if recorded():  # what was saved is a constant: compute it again, and record that
         result, saved = lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse)
     elif len(saved) == 1:
         return onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, *saved)
@@ -173,7 +174,7 @@ def gru_layer(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse):
 @backward(gru_layer, wrt=("input", "w_ih", "w_hh", "b_ih", "b_hh", "h"), forward=gru_forward)
 def gru_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, r_z, n, h_n, needs):
     output = result[0]
-    if torch.is_grad_enabled():
+    if recorded():
         (output, *_), again = gru_forward(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse)
         r_z, n, h_n = again.values()
     r, z = r_z.chunk(2, -1)

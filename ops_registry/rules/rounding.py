@@ -2,22 +2,14 @@
 
 import torch
 
+from ops_registry.declare import passes_through, zero_gradient
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
 
-
-@backward(torch.floor)
-@backward(torch.ceil)
-@backward(torch.round)
-@backward(torch.trunc)
-@backward(torch.sign)
-def zero_gradient(grad):
-    return None
-
-
-@backward(torch.frac)
-def frac(grad):
-    return grad
+zero_gradient(torch.floor, torch.ceil, torch.round, torch.trunc, torch.sign)
+passes_through(torch.frac)
+zero_gradient(torch.copysign, torch.nextafter, wrt="other")
+zero_gradient(torch.heaviside, wrt="input")
 
 
 @backward(torch.sgn)
@@ -40,16 +32,6 @@ def copysign_input(grad, input, result):
     return grad * input.sgn() * result.sgn()
 
 
-@backward(torch.copysign, wrt="other")
-def copysign_other(grad):
-    return None
-
-
-@backward(torch.heaviside, wrt="input")
-def heaviside_input(grad):
-    return None
-
-
 @backward(torch.heaviside, wrt="values")
 def heaviside_values(grad, input):
     return torch.where(input == 0, grad, 0)
@@ -63,11 +45,6 @@ def nan_to_num(grad, input):
 @backward(torch.nextafter, wrt="input")
 def nextafter_input(grad, input, other):
     return torch.where(input == other, 0, grad)  # there the result is other, and stays so
-
-
-@backward(torch.nextafter, wrt="other")
-def nextafter_other(grad):
-    return None
 
 
 @backward(torch.frexp)

@@ -4,7 +4,10 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_at, conj, divides_well, exclusive_cumprod
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.picking import add_at
+from ops_registry.shared.products import divides_well, exclusive_cumprod
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
@@ -36,7 +39,7 @@ def cumprod(grad, input, input_shape, result, dim, dtype):
     if not input_shape or input_shape[dim] <= 1:
         return grad
     factors = conj(input if dtype is None else input.to(dtype))
-    if not torch.is_grad_enabled() and divides_well(result):
+    if not recorded() and divides_well(result):
         return cumsum(grad * conj(result), dim) / factors
     following = factors.narrow(dim, 1, input_shape[dim] - 1)
     return exclusive_cumprod(factors, dim) * backward_recurrence(grad, following, dim)
@@ -58,8 +61,7 @@ def logcumsumexp(grad, input, input_shape, result, dim):
     return weight * backward_recurrence(grad, decay, dim)
 
 
-@backward(torch.cummax)
-@backward(torch.cummin)
+@backward(torch.cummax, torch.cummin)
 def running_extreme(grad, input_shape, indices, dim):
     return add_at(grad, indices, input_shape, dim)
 
@@ -101,8 +103,7 @@ def _spacings(y, x, dim):
     return torch.diff(x, dim=dim)
 
 
-@backward(aten.trapezoid.dx, wrt="y")
-@backward(aten.trapz.dx, wrt="y")
+@backward(aten.trapezoid.dx, aten.trapz.dx, wrt="y")
 def trapezoid(grad, y_shape, dx, dim):
     # The inner samples count whole, the first and the last half.
     size = y_shape[dim]

@@ -5,12 +5,13 @@ import math
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import exclusive_cumprod
+from ops_registry.shared.products import exclusive_cumprod
+from ops_registry.shared.recorded import recorded
 
 
 @backward(torch.segment_reduce)
 def segment_reduce(grad, data, reduce, lengths, offsets, axis, initial, result):
-    if torch.is_grad_enabled():  # torch's kernel cannot be differentiated
+    if recorded():  # torch's kernel cannot be differentiated
         return differentiable_gradient(grad, data, reduce, lengths, offsets, axis, initial, result)
 
     def kernel(grad):

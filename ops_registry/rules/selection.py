@@ -2,6 +2,7 @@
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
 
 # clamp: a value on a bound counts as inside; where the bounds cross the upper one wins
@@ -51,9 +52,8 @@ def clamp_max_bound(grad, input, max):
     return torch.where(input > max, grad, 0)
 
 
-@backward(torch.where, wrt="condition")
-def where_condition(grad):
-    return None  # a floating condition is possible in the form with one argument alone, which returns indices
+# A floating condition is possible in the form with one argument alone, which returns indices.
+zero_gradient(torch.where, wrt="condition")
 
 
 @backward(torch.where, wrt="input")

@@ -2,9 +2,9 @@
 
 import torch
 
-from ops_registry.declare import no_gradient
+from ops_registry.declare import no_gradient, passes_through
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_slices
+from ops_registry.shared.picking import add_slices
 
 # Row-major order stays: the gradient is reshaped to the shape of the input, however dimensions were merged, split or added.
 
@@ -180,14 +180,7 @@ def native_channel_shuffle(grad, input_shape, groups):
 # Copies of an element: their gradients add up. Along broadcast dimensions projection adds them.
 
 
-@backward(torch.Tensor.expand)
-def expand(grad):
-    return grad
-
-
-@backward(torch.broadcast_to)
-def broadcast_to(grad):
-    return grad
+passes_through(torch.Tensor.expand, torch.broadcast_to)
 
 
 def _add_tiles(grad, shape, counts):

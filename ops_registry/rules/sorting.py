@@ -4,14 +4,13 @@ import torch
 
 from ops_registry.declare import no_gradient
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import put_back, share
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.picking import put_back
 
 aten = torch.ops.aten
 
 
-@backward(aten.sort.default)
-@backward(aten.sort.stable)
-@backward(torch.topk)
+@backward(aten.sort.default, aten.sort.stable, torch.topk)
 def ordered(grad, input_shape, indices, dim):
     return put_back(grad, indices, input_shape, dim, True)
 
@@ -34,10 +33,7 @@ def msort(input):
     return torch.sort(input, 0)[0]
 
 
-@backward(torch.kthvalue)
-@backward(torch.mode)
-@backward(aten.median.dim)
-@backward(aten.nanmedian.dim)
+@backward(torch.kthvalue, torch.mode, aten.median.dim, aten.nanmedian.dim)
 def picked_along_dim(grad, input_shape, indices, dim, keepdim):
     return put_back(grad, indices, input_shape, dim, keepdim)
 
@@ -45,12 +41,12 @@ def picked_along_dim(grad, input_shape, indices, dim, keepdim):
 @backward(aten.median.default)
 def median_of_all(grad, input, result):
     # One nan in the input makes the result nan: then the nans are what it came from.
-    return share(grad, (input == result) | (input != input), None)
+    return share_among_ties(grad, (input == result) | (input != input), None)
 
 
 @backward(aten.nanmedian.default)
 def nanmedian_of_all(grad, input, result):
-    return share(grad, (input == result) | ((input != input) & (result != result)), None)
+    return share_among_ties(grad, (input == result) | ((input != input) & (result != result)), None)
 
 
 @overloaded(torch.median)

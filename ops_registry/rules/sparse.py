@@ -10,9 +10,9 @@ import torch
 from torch.jit._builtins import _register_builtin
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ops_registry.declare import no_gradient
+from ops_registry.declare import no_gradient, passes_through, zero_gradient
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import reduced_dims
+from ops_registry.shared.dimensions import reduced_dims
 
 aten = torch.ops.aten
 
@@ -170,12 +170,15 @@ def masked(grad, pattern):
 # from indices and values, and back
 
 
-@backward(aten.sparse_coo_tensor, wrt="values")
-@backward(aten.sparse_compressed_tensor, wrt="values")
-@backward(aten.sparse_csr_tensor, wrt="values")
-@backward(aten.sparse_csc_tensor, wrt="values")
-@backward(aten.sparse_bsr_tensor, wrt="values")
-@backward(aten.sparse_bsc_tensor, wrt="values")
+@backward(
+    aten.sparse_coo_tensor,
+    aten.sparse_compressed_tensor,
+    aten.sparse_csr_tensor,
+    aten.sparse_csc_tensor,
+    aten.sparse_bsr_tensor,
+    aten.sparse_bsc_tensor,
+    wrt="values",
+)
 def sparse_tensor_values(grad, values, result):
     # ``values`` shares memory with the result: as a saved tensor, a write into either is noticed.
     return entries(grad, result).to(values.device)
@@ -208,9 +211,7 @@ def values(grad, input):
     return like(input, grad)
 
 
-@backward(torch.Tensor.coalesce)
-def coalesce(grad):
-    return grad
+passes_through(torch.Tensor.coalesce)
 
 
 # conversions
@@ -287,9 +288,7 @@ def sparse_mask(grad, mask, dense):
     return grad.to_dense() if dense else grad
 
 
-@backward(torch.Tensor.sparse_mask, wrt="mask")
-def sparse_mask_mask(grad):
-    return None  # its values are not read
+zero_gradient(torch.Tensor.sparse_mask, wrt="mask")  # its values are not read
 
 
 # reductions along the entries

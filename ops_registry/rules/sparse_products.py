@@ -7,7 +7,6 @@ is the dot product of a row of ``grad`` and a row of B, so that beside a dense f
 import torch
 
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.matrix_products import in_dtype_of, scaled
 from ops_registry.rules.sparse import (
     blocksize,
     coalesced,
@@ -18,6 +17,7 @@ from ops_registry.rules.sparse import (
     masked,
     values_shape,
 )
+from ops_registry.shared.conjugate import scaled
 
 #: The dtypes that the kernel of ``sampled_addmm`` takes.
 _SAMPLED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -54,14 +54,14 @@ def choose_sparse_mm(sparse, dense, reduce=None):
     return torch.ops.aten._sparse_mm.default if reduce is None else torch.ops.aten._sparse_mm.reduce
 
 
-@backward(torch.ops.aten._sparse_mm.default, wrt="sparse")
+@backward(torch.ops.aten._sparse_mm.default, wrt="sparse", cast_to_grad="dense")
 def _sparse_mm_sparse(grad, sparse, dense):
-    return product_for(grad, in_dtype_of(grad, dense).mH, sparse)
+    return product_for(grad, dense.mH, sparse)
 
 
-@backward(torch.ops.aten._sparse_mm.default, wrt="dense")
+@backward(torch.ops.aten._sparse_mm.default, wrt="dense", cast_to_grad="sparse")
 def _sparse_mm_dense(grad, sparse, dense):
-    return product_for(in_dtype_of(grad, sparse).mH, grad, dense)
+    return product_for(sparse.mH, grad, dense)
 
 
 @decomposition(torch.ops.aten._sparse_mm.reduce)
@@ -82,14 +82,14 @@ def _sparse_addmm_input(grad, beta):
     return torch.zeros_like(grad) if beta == 0 else scaled(grad, beta)
 
 
-@backward(_sparse_addmm, wrt="mat1")
+@backward(_sparse_addmm, wrt="mat1", cast_to_grad="mat2")
 def _sparse_addmm_mat1(grad, mat1, mat2, alpha):
-    return scaled(product_for(grad, in_dtype_of(grad, mat2).mH, mat1), alpha)
+    return scaled(product_for(grad, mat2.mH, mat1), alpha)
 
 
-@backward(_sparse_addmm, wrt="mat2")
+@backward(_sparse_addmm, wrt="mat2", cast_to_grad="mat1")
 def _sparse_addmm_mat2(grad, mat1, mat2, alpha):
-    return scaled(product_for(in_dtype_of(grad, mat1).mH, grad, mat2), alpha)
+    return scaled(product_for(mat1.mH, grad, mat2), alpha)
 
 
 # beta input + alpha mat1 mat2, the product taken at the entries of the sparse input

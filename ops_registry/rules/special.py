@@ -89,8 +89,7 @@ def _gamma_density(a, x):
     return (torch.xlogy(a - 1, x) - x - torch.lgamma(a)).exp()
 
 
-@backward(torch.igamma, wrt="input")
-@backward(torch.igammac, wrt="input")
+@backward(torch.igamma, torch.igammac, wrt="input")
 def igamma_input(grad):
     raise UnsupportedCallError(
         "igamma and igammac have no derivative in their first argument here, and none in torch. Detach it."

@@ -6,7 +6,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import reduced_count, restore_dims, spread
+from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
 
 aten = torch.ops.aten
 

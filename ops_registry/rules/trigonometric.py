@@ -4,8 +4,10 @@ import math
 
 import torch
 
+from ops_registry.declare import self_adjoint
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.masks import zeros_and_ones
 
 
 @backward(torch.sin)
@@ -67,9 +69,7 @@ def tanh(grad, result):
     return torch.ops.aten.tanh_backward(grad, result)
 
 
-@backward(torch.ops.aten.tanh_backward, wrt="grad_output")
-def tanh_backward_grad_output(grad, output):
-    return torch.ops.aten.tanh_backward(grad, conj(output))
+self_adjoint(torch.ops.aten.tanh_backward, wrt="grad_output")
 
 
 @backward(torch.ops.aten.tanh_backward, wrt="output")
@@ -120,7 +120,7 @@ def sinc(grad, input):
 
 def select_finite(mask, chosen, other):
     """``where(mask, chosen, other)`` for two tensors that are finite everywhere: weights of 0 and 1 select much faster."""
-    return torch.lerp(other, chosen, mask.view(torch.int8).to(chosen.dtype))
+    return torch.lerp(other, chosen, zeros_and_ones(mask, chosen.dtype))
 
 
 @backward(torch.deg2rad)

@@ -4,6 +4,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.registry import backward, decomposition
+from ops_registry.shared.recorded import recorded
 
 # diagonals
 
@@ -126,7 +127,7 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
     end = begin + 1 + sum((n - 1) * s for n, s in zip(input_shape, input_stride, strict=True))
     cells = max(end, offset - first + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
     memory = grad.new_zeros(cells)
-    if torch.is_grad_enabled() or _may_overlap(size, stride):
+    if recorded() or _may_overlap(size, stride):
         memory = memory.index_add(0, _addresses(size, stride, offset - first, grad.device), grad.reshape(-1))
     else:
         memory.as_strided(size, stride, offset - first).copy_(grad)

@@ -5,7 +5,7 @@ A fused backward kernel is linear in its ``grad_output``, whose gradient is the 
 
 import math
 
-import torch
+from ops_registry.shared.dimensions import broadcast_shape
 
 #: How torch's C functions spell the argument ``reduction``.
 NONE, MEAN, SUM = 0, 1, 2
@@ -29,6 +29,6 @@ def reduce_grad(terms, reduction):
 def broadcast_pair(input, target, dtype):
     """Both in their common shape and of ``dtype``, as the fused kernels take them."""
     if input.shape != target.shape:
-        shape = torch.broadcast_shapes(input.shape, target.shape)
+        shape = broadcast_shape(input.shape, target.shape)
         input, target = input.expand(shape), target.expand(shape)
     return input.to(dtype) if input.dtype != dtype else input, target.to(dtype) if target.dtype != dtype else target

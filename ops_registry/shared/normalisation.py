@@ -7,9 +7,8 @@ from the input, so that their dependence on it is recorded; the rules of the ker
 
 import math
 
-import torch
-
-from ops_registry.rules.kernels import total
+from ops_registry.shared.optional import total
+from ops_registry.shared.precision import wide
 
 #: The inputs of a normalisation, as its joint formula gives their gradients.
 INPUTS = ("input", "weight", "bias")
@@ -17,11 +16,6 @@ INPUTS = ("input", "weight", "bias")
 
 def all_but_channels(rank):
     return [d for d in range(rank) if d != 1]
-
-
-def wide(x):
-    """``x`` in a dtype in which sums over it are exact enough."""
-    return x.float() if x.dtype in (torch.half, torch.bfloat16) else x
 
 
 def statistics(x, dims, eps):
