@@ -1,4 +1,4 @@
-"""Inverses, linear systems and triangular factors.
+"""Traces, inverses, linear systems and triangular factors.
 
 From A X = B follows A dX = dB - dA X: grad_B solves the adjoint system, and grad_A = -grad_B Xᴴ.
 """
@@ -11,6 +11,12 @@ from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj
 from ops_registry.shared.optional import total
 from ops_registry.shared.recorded import recorded
+
+
+@backward(torch.trace)
+def trace(grad, input_shape):
+    return torch.ops.aten.diagonal_backward(grad.expand(min(input_shape)), input_shape, 0, 0, 1)
+
 
 # inverse: dY = -Y dA Y
 

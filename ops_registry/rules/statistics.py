@@ -1,4 +1,4 @@
-"""Variance and standard deviation, quantiles, covariance and correlation."""
+"""Variance and standard deviation, median, mode, quantiles, covariance and correlation."""
 
 import warnings
 
@@ -7,6 +7,8 @@ import torch
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.picking import put_back
 
 aten = torch.ops.aten
 
@@ -67,6 +69,35 @@ _by_correction(torch.var, aten.var)
 _by_correction(torch.std, aten.std)
 _by_correction(torch.var_mean, aten.var_mean)
 _by_correction(torch.std_mean, aten.std_mean)
+
+
+# Median and mode: the gradient goes to the chosen element along a dimension, and is shared among all that equal the median of all.
+
+
+@backward(torch.mode, aten.median.dim, aten.nanmedian.dim)
+def chosen_along_dim(grad, input_shape, indices, dim, keepdim):
+    return put_back(grad, indices, input_shape, dim, keepdim)
+
+
+@backward(aten.median.default)
+def median_of_all(grad, input, result):
+    # One nan in the input makes the result nan: then the nans are what it came from.
+    return share_among_ties(grad, (input == result) | (input != input), None)
+
+
+@backward(aten.nanmedian.default)
+def nanmedian_of_all(grad, input, result):
+    return share_among_ties(grad, (input == result) | ((input != input) & (result != result)), None)
+
+
+@overloaded(torch.median)
+def median(*args, **kwargs):
+    return aten.median.default if len(args) + len(kwargs) == 1 else aten.median.dim
+
+
+@overloaded(torch.nanmedian)
+def nanmedian(*args, **kwargs):
+    return aten.nanmedian.default if len(args) + len(kwargs) == 1 else aten.nanmedian.dim
 
 
 # Quantiles: the rank q (n - 1) of the sorted elements, between two of them by ``interpolation``

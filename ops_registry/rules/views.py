@@ -46,11 +46,6 @@ def diag(grad, input_shape, diagonal):
     return torch.ops.aten.diagonal_backward(grad, input_shape, diagonal, 0, 1)
 
 
-@backward(torch.trace)
-def trace(grad, input_shape):
-    return torch.ops.aten.diagonal_backward(grad.expand(min(input_shape)), input_shape, 0, 0, 1)
-
-
 # triangles
 
 

@@ -5,20 +5,28 @@ dimensions. The fused kernels take ``m`` and ``r`` as arguments. Where the backw
 from the input, so that their dependence on it is recorded; the rules of the kernels then treat them as any other argument.
 """
 
+from __future__ import annotations
+
 import math
+
+import torch
 
 from ops_registry.shared.optional import total
 from ops_registry.shared.precision import wide
+
+#: A gradient, or None where nothing arrived.
+Gradient = torch.Tensor | None
 
 #: The inputs of a normalisation, as its joint formula gives their gradients.
 INPUTS = ("input", "weight", "bias")
 
 
-def all_but_channels(rank):
+def all_but_channels(rank: int) -> list[int]:
+    """The dimensions over which batch normalisation takes its statistics."""
     return [d for d in range(rank) if d != 1]
 
 
-def statistics(x, dims, eps):
+def statistics(x: torch.Tensor, dims: list[int], eps: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and 1 / sqrt(variance + eps) over ``dims``, which stay with length 1."""
     x = wide(x)
     mean = x.mean(dims, keepdim=True)
@@ -26,23 +34,42 @@ def statistics(x, dims, eps):
     return mean, ((centred * centred).mean(dims, keepdim=True) + eps).rsqrt()
 
 
-def recorded_statistics(x, dims, eps, like):
+def recorded_statistics(
+    x: torch.Tensor, dims: list[int], eps: float, like: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """As ``statistics``, in the shape and dtype in which the kernel gave ``like`` for both."""
     mean, rstd = statistics(x, dims, eps)
     return mean.reshape(like.shape).to(like.dtype), rstd.reshape(like.shape).to(like.dtype)
 
 
-def through_statistics(x, mean, rstd, dims, grad_mean, grad_rstd):
+def through_statistics(
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    dims: list[int],
+    grad_mean: Gradient,
+    grad_rstd: Gradient,
+) -> Gradient:
     """What reaches ``x`` through its mean and its rstd: dm/dx = 1/n and dr/dx = -r^3 (x - m) / n."""
     n = math.prod(x.shape[d] for d in dims)
     terms = (
         None if grad_mean is None else (grad_mean / n).expand(x.shape),
         None if grad_rstd is None else (-grad_rstd * rstd**3 / n) * (x - mean),
     )
-    return total(*terms)
+    gradient: Gradient = total(*terms)
+    return gradient
 
 
-def double_backward(grad_out, x, mean, rstd, weight, dims, cotangents, fixed=False):
+def double_backward(
+    grad_out: torch.Tensor,
+    x: torch.Tensor,
+    mean: torch.Tensor,
+    rstd: torch.Tensor,
+    weight: torch.Tensor | None,
+    dims: list[int],
+    cotangents: tuple[Gradient, Gradient, Gradient],
+    fixed: bool = False,
+) -> tuple[Gradient, Gradient, Gradient, Gradient, Gradient]:
     """The gradients of ``grad_out``, ``x``, ``weight``, ``mean`` and ``rstd``, as arguments of a backward kernel.
 
     With h = weight grad_out and x^ = (x - mean) rstd, the kernel computes
@@ -73,7 +100,9 @@ def double_backward(grad_out, x, mean, rstd, weight, dims, cotangents, fixed=Fal
     return grad_grad_out, grad_x, grad_weight, -grad_x, total(grad_rstd, grad_normal * offset)
 
 
-def _through_grad_x(cot_x, h, normal, rstd, dims):
+def _through_grad_x(
+    cot_x: torch.Tensor, h: torch.Tensor, normal: torch.Tensor, rstd: torch.Tensor, dims: list[int]
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The gradients of h, x^ and the factor rstd in ``rstd (h - mean(h) - x^ mean(h x^))``, which is symmetric in h and ``cot_x``."""
     cot_mean, cot_normal = cot_x.mean(dims, keepdim=True), (cot_x * normal).mean(dims, keepdim=True)
     h_normal = (h * normal).mean(dims, keepdim=True)
