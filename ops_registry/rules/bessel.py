@@ -9,6 +9,7 @@ import math
 import torch
 import torch.special as S
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
 from ops_registry.rules.trigonometric import sinc
 
@@ -76,10 +77,7 @@ def hermite_polynomial_he(grad, x, n):
     return grad * (S.hermite_polynomial_he(x, n - 1) * degree(n))
 
 
-@backward(S.hermite_polynomial_h, wrt="n")
-@backward(S.hermite_polynomial_he, wrt="n")
-def hermite_degree(grad):
-    return None
+zero_gradient(S.hermite_polynomial_h, S.hermite_polynomial_he, wrt="n")
 
 
 def degree(n):

@@ -3,20 +3,21 @@
 import torch
 
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import put_back, restore_dims, share
+from ops_registry.shared.dimensions import restore_dims
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.optional import total
+from ops_registry.shared.picking import put_back
 
 aten = torch.ops.aten
 
 
-@backward(aten.max.default)
-@backward(aten.min.default)
+@backward(aten.max.default, aten.min.default)
 def extreme_of_all(grad, input, result):
     # One nan in the input makes the result nan: then the nans are what it came from.
-    return share(grad, (input == result) | (input != input), None)
+    return share_among_ties(grad, (input == result) | (input != input), None)
 
 
-@backward(aten.max.dim)
-@backward(aten.min.dim)
+@backward(aten.max.dim, aten.min.dim)
 def extreme_along_dim(grad, input_shape, indices, dim, keepdim):
     return put_back(grad, indices, input_shape, dim, keepdim)
 
@@ -44,20 +45,18 @@ overloaded(torch.max)(_overload(aten.max))
 overloaded(torch.min)(_overload(aten.min))
 
 
-@backward(torch.amax)
-@backward(torch.amin)
+@backward(torch.amax, torch.amin)
 def extreme(grad, input, input_shape, result, dim, keepdim):
     ties = input == restore_dims(result, input_shape, dim, keepdim)
-    return share(restore_dims(grad, input_shape, dim, keepdim), ties, dim)
+    return share_among_ties(restore_dims(grad, input_shape, dim, keepdim), ties, dim)
 
 
 @backward(torch.aminmax)
 def aminmax(grad, input, input_shape, min, max, dim, keepdim):
     keepdim = keepdim or dim is None
-    gradient = None
-    for part, extreme in zip(grad, (min, max), strict=True):
-        if part is not None:
-            ties = input == restore_dims(extreme, input_shape, dim, keepdim)
-            shared = share(restore_dims(part, input_shape, dim, keepdim), ties, dim)
-            gradient = shared if gradient is None else gradient + shared
-    return gradient
+    return total(
+        *(
+            None if part is None else extreme(part, input, input_shape, found, dim, keepdim)
+            for part, found in zip(grad, (min, max), strict=True)
+        )
+    )

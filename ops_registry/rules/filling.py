@@ -2,36 +2,18 @@
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
 
 # The old value gets no gradient from any of these.
 
-
-def nothing(grad):
-    return None
-
-
 # Before normal_, which takes its name for one of its spellings, and is not: its first argument is not the mean.
-backward(torch.normal, wrt="mean")(nothing)
-backward(torch.normal, wrt="std")(nothing)
-
-for _fill in (
-    torch.Tensor.zero_,
-    torch.Tensor.normal_,
-    torch.Tensor.uniform_,
-    torch.Tensor.random_,
-    torch.Tensor.cauchy_,
-    torch.Tensor.exponential_,
-    torch.Tensor.geometric_,
-    torch.Tensor.log_normal_,
-    torch.fill,
-    torch.Tensor.copy_,
-    torch.bernoulli,
-    torch.poisson,
-):
-    backward(_fill)(nothing)
-
-backward(torch.bernoulli, wrt="p")(nothing)
+zero_gradient(torch.normal, wrt=("mean", "std"))
+zero_gradient(torch.fill, torch.Tensor.zero_, torch.Tensor.copy_)
+zero_gradient(torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.random_, torch.Tensor.log_normal_)
+zero_gradient(torch.Tensor.cauchy_, torch.Tensor.exponential_, torch.Tensor.geometric_)
+zero_gradient(torch.bernoulli, torch.poisson)
+zero_gradient(torch.bernoulli, wrt="p")
 
 
 @backward(torch.fill, wrt="value")

@@ -1,4 +1,4 @@
-"""Shapes and dimensions: what a reduction took away put back, shapes broadcast, tensors that stand for a shape."""
+"""Shapes and dimensions: reduced dimensions put back, tensors cropped or filled up, shapes broadcast, tensors that stand for a shape."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import SupportsIndex
 
 import torch
+import torch.nn.functional as F
 
 
 def reduced_dims(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
@@ -36,6 +37,13 @@ def spread(value: torch.Tensor, shape: Sequence[int], dim: int | Sequence[int] |
 def reduced_count(shape: Sequence[int], dim: int | Sequence[int] | None) -> int:
     """How many elements of a tensor of ``shape`` go into one element of its reduction."""
     return math.prod(shape) if dim is None else math.prod(shape[d] for d in reduced_dims(dim, len(shape)))
+
+
+def fit(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """``value``, cropped or filled up with zeros at the end of each dimension to ``shape``."""
+    if value.shape == shape:
+        return value
+    return F.pad(value, [p for have, want in zip(value.shape, shape, strict=True) for p in (want - have, 0)][::-1])
 
 
 def broadcast_shape(*shapes: Sequence[int]) -> torch.Size:

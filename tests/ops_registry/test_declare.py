@@ -206,8 +206,10 @@ def test_a_joint_formula_that_lost_an_input_is_asked_by_name_for_the_others() ->
         weighted(x, w).sum().backward()
     assert asked == [(True, False)]
     assert (x.grad.item(), w.grad.item()) == (3.0, 10.0)
-    with ops_registry.use({weighted: {"w": lambda grad: grad * 10}}):
-        with ops_registry.use({weighted: {"x": lambda grad: grad * 20}}):
-            weighted(x, w).sum().backward()
+    with (
+        ops_registry.use({weighted: {"w": lambda grad: grad * 10}}),
+        ops_registry.use({weighted: {"x": lambda grad: grad * 20}}),
+    ):
+        weighted(x, w).sum().backward()
     assert asked == [(True, False)]
     assert (x.grad.item(), w.grad.item()) == (23.0, 20.0)
