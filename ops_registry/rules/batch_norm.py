@@ -4,13 +4,11 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
-from ops_registry.rules.normalisation import all_but_channels, cross, recorded_statistics
+from ops_registry.shared.normalisation import INPUTS, all_but_channels, double_backward, recorded_statistics
 from ops_registry.shared.optional import per_result
 from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
-
-INPUTS = ("input", "weight", "bias")
 
 
 def per_channel(value, rank):
@@ -102,7 +100,7 @@ def batch_norm_second(grads, g, x, weight, statistics, train, eps, needs):
     if not train:
         mean, invstd = running_mean, (running_var + eps).rsqrt()
     mean, invstd, weight, a, b = (per_channel(t, rank) for t in (mean, invstd, weight, *grads[1:]))
-    found = cross(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
+    found = double_backward(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
     if not train:
         needs = (*needs[:3], False, False)  # the statistics of the batch went unused
     grad_g, grad_x, *per_channel_gradients = (f if needed else None for f, needed in zip(found, needs, strict=True))

@@ -1,4 +1,4 @@
-"""Random numbers that move with the parameters of their distribution."""
+"""Random numbers that depend on the parameters of their distribution."""
 
 import torch
 

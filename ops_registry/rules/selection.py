@@ -2,9 +2,10 @@
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
 
-# clamp: the bound counts as inside, and wins where the two bounds cross
+# clamp: a value on a bound counts as inside; where the bounds cross the upper one wins
 
 
 @backward(torch.clamp, wrt="input")
@@ -51,9 +52,8 @@ def clamp_max_bound(grad, input, max):
     return torch.where(input > max, grad, 0)
 
 
-@backward(torch.where, wrt="condition")
-def where_condition(grad):
-    return None  # numbers as a condition are a matter of the one-argument form, which returns indices
+# A floating condition is possible in the form with one argument alone, which returns indices.
+zero_gradient(torch.where, wrt="condition")
 
 
 @backward(torch.where, wrt="input")
@@ -66,7 +66,7 @@ def where_other(grad, condition):
     return torch.where(condition, 0, grad)
 
 
-# maximum and minimum: at a tie each side takes half; a nan on either side is passed on, and so counts as chosen
+# maximum and minimum: at a tie each side takes half; a nan on either side is the result, and so counts as chosen
 
 
 @backward(torch.maximum, wrt="input")
@@ -92,20 +92,29 @@ def minimum_other(grad, input, other):
 # fmax and fmin: a nan loses against a number
 
 
-@backward(torch.fmax, wrt=("input", "other"))
-def fmax(grad, input, other, needs):
-    return _kept(grad, input, other, input >= other, other >= input, needs)
+@backward(torch.fmax, wrt="input")
+def fmax_input(grad, input, other):
+    return _chosen_or_beside_nan(grad, input >= other, input, other)
 
 
-@backward(torch.fmin, wrt=("input", "other"))
-def fmin(grad, input, other, needs):
-    return _kept(grad, input, other, input <= other, other <= input, needs)
+@backward(torch.fmax, wrt="other")
+def fmax_other(grad, input, other):
+    return _chosen_or_beside_nan(grad, other >= input, other, input)
 
 
-def _kept(grad, input, other, input_wins, other_wins, needs):
-    grad = torch.where(input == other, grad / 2, grad)
-    own = torch.where(input_wins | other.isnan(), grad, 0) if needs[0] else None
-    return own, torch.where(other_wins | input.isnan(), grad, 0) if needs[1] else None
+@backward(torch.fmin, wrt="input")
+def fmin_input(grad, input, other):
+    return _chosen_or_beside_nan(grad, input <= other, input, other)
+
+
+@backward(torch.fmin, wrt="other")
+def fmin_other(grad, input, other):
+    return _chosen_or_beside_nan(grad, other <= input, other, input)
+
+
+def _chosen_or_beside_nan(grad, wins, side, other_side):
+    grad = torch.where(side == other_side, grad / 2, grad)
+    return torch.where(wins | other_side.isnan(), grad, 0)
 
 
 def _chosen(grad, passed_over, tie):

@@ -2,11 +2,11 @@
 
 import torch
 
-from ops_registry.declare import no_gradient
+from ops_registry.declare import no_gradient, passes_through
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_slices
+from ops_registry.shared.picking import add_slices
 
-# Row-major order stays: the gradient goes back into the old shape, however dimensions were merged, split or added.
+# Row-major order stays: the gradient is reshaped to the shape of the input, however dimensions were merged, split or added.
 
 
 def _back_to_shape(grad, input_shape):
@@ -45,7 +45,7 @@ def view_copy(input, size=None, *, dtype=None, out=None):
     return torch.ops.aten.view_copy.dtype if _reads_bits(size, dtype) else torch.ops.aten.view_copy.default
 
 
-# Of the tensor that gives the shape, nothing but the shape counts.
+# The other tensor gives its shape alone.
 
 
 @decomposition(torch.Tensor.reshape_as)
@@ -125,7 +125,7 @@ def movedim(grad, source, destination):
     return grad.movedim(destination, source)
 
 
-# Permutations of the elements: the gradient of each goes back to its place.
+# Permutations of the elements: the inverse permutation.
 
 
 @backward(torch.flip)
@@ -164,7 +164,7 @@ def pixel_unshuffle(grad, downscale_factor):
     return torch.pixel_shuffle(grad, downscale_factor)
 
 
-# (groups, channels / groups) was transposed: transposing (channels / groups, groups) undoes it.
+# The forward transposes (groups, channels / groups): transposing (channels / groups, groups) undoes it.
 
 
 @backward(torch.channel_shuffle)
@@ -177,21 +177,14 @@ def native_channel_shuffle(grad, input_shape, groups):
     return torch.channel_shuffle(grad, input_shape[1] // groups)
 
 
-# Copies of an element: their gradients add up. Along broadcast dimensions the engine adds them.
+# Copies of an element: their gradients add up. Along broadcast dimensions projection adds them.
 
 
-@backward(torch.Tensor.expand)
-def expand(grad):
-    return grad
-
-
-@backward(torch.broadcast_to)
-def broadcast_to(grad):
-    return grad
+passes_through(torch.Tensor.expand, torch.broadcast_to)
 
 
 def _add_tiles(grad, shape, counts):
-    """The sum over the copies, of which ``counts`` says how many there are along each dimension of the result."""
+    """The sum over the copies: ``counts`` of them along each dimension of the result."""
     lead = len(counts) - len(shape)
     split, summed = list(counts[:lead]), list(range(lead))
     for count, length in zip(counts[lead:], shape, strict=True):

@@ -1,4 +1,4 @@
-"""Error functions, gamma functions, Bessel functions and entropies."""
+"""Error functions, gamma functions, modified Bessel functions and entropies."""
 
 import math
 
@@ -72,7 +72,7 @@ def polygamma(grad, n, input):
     return grad * torch.polygamma(n + 1, input)
 
 
-# igamma(a, x), the integral of t^(a-1) e^-t / Gamma(a) from 0 to x; igammac is 1 less it
+# igamma(a, x), the integral of t^(a-1) e^-t / Gamma(a) from 0 to x; igammac is 1 - igamma
 
 
 @backward(torch.igamma, wrt="other")
@@ -89,8 +89,7 @@ def _gamma_density(a, x):
     return (torch.xlogy(a - 1, x) - x - torch.lgamma(a)).exp()
 
 
-@backward(torch.igamma, wrt="input")
-@backward(torch.igammac, wrt="input")
+@backward(torch.igamma, torch.igammac, wrt="input")
 def igamma_input(grad):
     raise UnsupportedCallError(
         "igamma and igammac have no derivative in their first argument here, and none in torch. Detach it."
@@ -154,8 +153,8 @@ def entr(grad, input):
 
 @backward(torch.special.xlog1py, wrt="input")
 def xlog1py_input(grad, input, other):
-    nothing = (input == 0) & (other <= -1)
-    return torch.where(nothing, 0, torch.special.xlog1py(grad, other))
+    undefined = (input == 0) & (other <= -1)
+    return torch.where(undefined, 0, torch.special.xlog1py(grad, other))
 
 
 @backward(torch.special.xlog1py, wrt="other")

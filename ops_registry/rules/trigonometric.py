@@ -4,8 +4,10 @@ import math
 
 import torch
 
+from ops_registry.declare import self_adjoint
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.masks import zeros_and_ones
 
 
 @backward(torch.sin)
@@ -45,8 +47,8 @@ def atan(grad, input):
 def atan2(grad, input, other, needs):
     radius = torch.hypot(input, other)  # r^2 itself under- and overflows
     radius = torch.where(radius == 0, torch.inf, radius)
-    along = grad / radius
-    return along * (other / radius) if needs[0] else None, along * (-input / radius) if needs[1] else None
+    scaled = grad / radius
+    return scaled * (other / radius) if needs.input else None, scaled * (-input / radius) if needs.other else None
 
 
 @backward(torch.sinh)
@@ -59,7 +61,7 @@ def cosh(grad, input):
     return grad * conj(input.sinh())
 
 
-# tanh: t, so dt/dx = 1 - t^2
+# t = tanh x: dt/dx = 1 - t^2
 
 
 @backward(torch.tanh)
@@ -67,9 +69,7 @@ def tanh(grad, result):
     return torch.ops.aten.tanh_backward(grad, result)
 
 
-@backward(torch.ops.aten.tanh_backward, wrt="grad_output")
-def tanh_backward_grad_output(grad, output):
-    return torch.ops.aten.tanh_backward(grad, conj(output))
+self_adjoint(torch.ops.aten.tanh_backward, wrt="grad_output")
 
 
 @backward(torch.ops.aten.tanh_backward, wrt="output")
@@ -110,14 +110,17 @@ def sinc(grad, input):
     else:
         small, large = t.clamp(-1, 1), torch.copysign(t.abs().clamp_min(1), t)
     squared = small * small
-    enough = [c for c in reversed(_SINC_SLOPE) if abs(c) > torch.finfo(t.dtype).eps / 100]
-    series, *coefficients = torch.tensor(enough, dtype=t.dtype, device=t.device)
+    significant = [c for c in reversed(_SINC_SLOPE) if abs(c) > torch.finfo(t.dtype).eps / 100]
+    series, *coefficients = torch.tensor(significant, dtype=t.dtype, device=t.device)
     for coefficient in coefficients:
         series = torch.addcmul(coefficient, series, squared)
-    # Both are finite wherever they are not asked for, so a weight of 0 or 1 selects, much faster than a mask.
-    weight = near.view(torch.int8).to(t.dtype)
-    slope = torch.lerp((large.cos() - large.sin() / large) / large, small * series, weight)
+    slope = select_finite(near, small * series, (large.cos() - large.sin() / large) / large)
     return grad * conj(slope * math.pi)
+
+
+def select_finite(mask, chosen, other):
+    """``where(mask, chosen, other)`` for two tensors that are finite everywhere: weights of 0 and 1 select much faster."""
+    return torch.lerp(other, chosen, zeros_and_ones(mask, chosen.dtype))
 
 
 @backward(torch.deg2rad)

@@ -80,6 +80,9 @@ def triangular(upper: bool, left: bool, unitriangular: bool) -> Callable[..., An
 FLAGS = [(u, l, t) for u in (False, True) for l in (False, True) for t in (False, True)]  # noqa: E741
 
 CASES = [
+    case("trace", lambda x: x.trace().square(), rand(3, 3)),
+    case("trace", lambda x: torch.trace(x).square(), rand(2, 4, dtype=C), label="wide"),
+    case("trace", lambda x: x.trace(), rand(0, 3), label="empty"),
     case("inverse", torch.inverse, regular(2, 3, 3)),
     case("inverse", lambda a: a.inverse(), regular(3, 3, dtype=C), label="complex-method"),
     case("linalg_inv", torch.linalg.inv, regular(2, 3, 3)),

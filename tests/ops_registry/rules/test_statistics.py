@@ -30,6 +30,8 @@ CALLS = {
 }
 OPS = [torch.var, torch.std, torch.var_mean, torch.std_mean]
 
+TIES = values([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
+
 CASES = [
     *(
         case(f"{op.__name__}.correction", call(op), rand(3, 4), label=name)
@@ -66,6 +68,28 @@ CASES = [
     case("var_mean.correction", lambda x: torch.var_mean(x, 1)[1], rand(3, 4), label="mean-alone"),
     case("std_mean.correction", lambda x: torch.std_mean(x, 1)[0], rand(3, 4), label="deviation-alone"),
     case("std_mean.correction", lambda x: torch.std_mean(x, 1)[1], rand(3, 4), label="mean-alone"),
+    case("mode", torch.mode, TIES, differences=False),
+    case("mode", lambda x: x.mode(0, keepdim=True), TIES, label="dim-keepdim", differences=False),
+    case("mode", torch.mode, rand(), label="0-d"),
+    case("median", torch.median, rand(3, 4)),
+    case("median", torch.median, rand(), label="0-d"),
+    case("median", torch.median, TIES, label="ties", differences=False),
+    case("median", torch.median, values([1.0, NAN, 2.0, NAN]), label="nan", differences=False),
+    case("median.dim", lambda x: x.median(1), rand(3, 4)),
+    case("median.dim", lambda x: torch.median(x, dim=0, keepdim=True), rand(3, 4), label="keepdim"),
+    case("median.dim", lambda x: x.median(axis=-1), rand(3, 4), label="numpy-names"),
+    case("median.dim", lambda x: x.median(0), rand(), label="0-d"),
+    case("median.dim", lambda x: x.median(3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("nanmedian", torch.nanmedian, values([1.0, NAN, 2.0, 3.0]), differences=False),
+    case("nanmedian", torch.nanmedian, values([NAN, NAN]), label="all-nan", differences=False),
+    case("nanmedian.dim", lambda x: x.nanmedian(1), rand(3, 4)),
+    case(
+        "nanmedian.dim",
+        lambda x: x.nanmedian(1, True),
+        values([[1.0, NAN, 2.0], [NAN, NAN, NAN]]),
+        label="nan",
+        differences=False,
+    ),
     case("quantile", lambda x: torch.quantile(x, 0.4), rand(3, 4)),
     case("quantile", lambda x, q: torch.quantile(x, q, 1), rand(3, 4), values([0.1, 0.55, 0.9]), label="several"),
     case("quantile", lambda x, q: x.quantile(q, dim=0, keepdim=True), rand(3, 4), values([0.1, 0.55]), label="keepdim"),
@@ -127,6 +151,12 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 def tracked(data: list, device: torch.device) -> tracer.Tensor:
     return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
+
+
+def test_median_of_all_shares_ties(device: torch.device) -> None:
+    x = tracked([2.0, 1.0, 2.0, 3.0], device)
+    x.median().backward()
+    assert x.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("deviation", [torch.std, lambda x: torch.std_mean(x)[0]])
