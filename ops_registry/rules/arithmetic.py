@@ -1,4 +1,4 @@
-"""Sums, products and quotients of two tensors, or of a tensor and a number."""
+"""Sums, products and quotients of two tensors, or of a tensor and a number; the absolute value."""
 
 import torch
 
@@ -85,6 +85,11 @@ def neg(grad):
 
 
 passes_through(torch.positive)
+
+
+@backward(torch.abs)
+def abs(grad, input):
+    return grad * input.sgn()  # for complex z too; z/|z| would underflow where sgn does not
 
 
 @backward(torch.reciprocal)

@@ -1,8 +1,8 @@
-"""Copies and conversions: clone, contiguous, to another dtype, device or layout of memory."""
+"""Copies and conversions: clone, contiguous, copy_, to another dtype, device or layout of memory."""
 
 import torch
 
-from ops_registry.declare import no_gradient, passes_through
+from ops_registry.declare import no_gradient, passes_through, zero_gradient
 from ops_registry.registry import backward, decomposition
 
 # The value stays what it is, so the gradient does too: the dtype is projected, the device is put back here.
@@ -21,6 +21,16 @@ def to(grad, input_device):
 @decomposition(torch.Tensor.type_as)
 def type_as(input, other):
     return input.to(other.device, other.dtype)
+
+
+# Copying into a tensor: what was there before has no influence any more.
+
+zero_gradient(torch.Tensor.copy_)
+
+
+@backward(torch.Tensor.copy_, wrt="src")
+def copy_source(grad, src_device):
+    return grad.to(src_device)
 
 
 no_gradient(

@@ -1,4 +1,4 @@
-"""Decompositions of a matrix: LU, QR, eigenvalues, singular values, Householder reflections.
+"""Decompositions of a matrix: LU, QR, Cholesky, eigenvalues, singular values, Householder reflections.
 
 Gradients are written on the vectors that were returned, never on new ones: their sign or phase is not unique.
 """
@@ -88,6 +88,25 @@ def qr(grad, mode, Q, R):
 @decomposition(torch.qr)
 def torch_qr(input, some):
     return torch.return_types.qr(torch.linalg.qr(input, "reduced" if some else "complete"))
+
+
+# Cholesky: A = L Lᴴ. L⁻¹ dL is the lower triangle of L⁻¹ dA L⁻ᴴ, its diagonal halved. The gradient is symmetric as well.
+
+
+def cholesky_backward(grad, L):
+    lower = (L.mH @ grad).tril()
+    half = torch.linalg.solve_triangular(L.mH, (lower + lower.tril(-1).mH) / 2, upper=True)
+    return torch.linalg.solve_triangular(L, half, upper=False, left=False)
+
+
+@backward(torch.cholesky, torch.linalg.cholesky, wrt="input")
+def cholesky(grad, upper, result):
+    return cholesky_backward(grad.mH, result.mH) if upper else cholesky_backward(grad, result)
+
+
+@backward(torch.linalg.cholesky_ex, wrt="input")
+def cholesky_ex(grad, upper, L):
+    return cholesky_backward(grad.mH, L.mH) if upper else cholesky_backward(grad, L)
 
 
 # Eigenvalues and eigenvectors: V⁻¹ dA V has dλ on its diagonal and (λ_j - λ_i) (V⁻¹ dV)_ij off it.

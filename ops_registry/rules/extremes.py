@@ -1,4 +1,4 @@
-"""Largest and smallest elements. Ties share the gradient, except where an index says which element was chosen."""
+"""Largest and smallest elements: of a tensor, along a dimension, of two tensors. Ties share, except where an index names the element."""
 
 import torch
 
@@ -60,3 +60,58 @@ def aminmax(grad, input, input_shape, min, max, dim, keepdim):
             for part, found in zip(grad, (min, max), strict=True)
         )
     )
+
+
+# maximum and minimum: at a tie each side takes half; a nan on either side is the result, and so counts as chosen
+
+
+@backward(torch.maximum, wrt="input")
+def maximum_input(grad, input, other):
+    return _chosen(grad, input < other, input == other)
+
+
+@backward(torch.maximum, wrt="other")
+def maximum_other(grad, input, other):
+    return _chosen(grad, input > other, input == other)
+
+
+@backward(torch.minimum, wrt="input")
+def minimum_input(grad, input, other):
+    return _chosen(grad, input > other, input == other)
+
+
+@backward(torch.minimum, wrt="other")
+def minimum_other(grad, input, other):
+    return _chosen(grad, input < other, input == other)
+
+
+# fmax and fmin: a nan loses against a number
+
+
+@backward(torch.fmax, wrt="input")
+def fmax_input(grad, input, other):
+    return _chosen_or_beside_nan(grad, input >= other, input, other)
+
+
+@backward(torch.fmax, wrt="other")
+def fmax_other(grad, input, other):
+    return _chosen_or_beside_nan(grad, other >= input, other, input)
+
+
+@backward(torch.fmin, wrt="input")
+def fmin_input(grad, input, other):
+    return _chosen_or_beside_nan(grad, input <= other, input, other)
+
+
+@backward(torch.fmin, wrt="other")
+def fmin_other(grad, input, other):
+    return _chosen_or_beside_nan(grad, other <= input, other, input)
+
+
+def _chosen_or_beside_nan(grad, wins, side, other_side):
+    grad = torch.where(side == other_side, grad / 2, grad)
+    return torch.where(wins | other_side.isnan(), grad, 0)
+
+
+def _chosen(grad, passed_over, tie):
+    return torch.where(passed_over, 0, torch.where(tie, grad / 2, grad))

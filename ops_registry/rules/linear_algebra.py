@@ -162,25 +162,6 @@ def triangular_solve(grad, needs, A, upper, transpose, unitriangular, solution):
     return grad_B if needs.input else None, grad_A
 
 
-# Cholesky: A = L Lᴴ. L⁻¹ dL is the lower triangle of L⁻¹ dA L⁻ᴴ, its diagonal halved. The gradient is symmetric as well.
-
-
-def cholesky_backward(grad, L):
-    lower = (L.mH @ grad).tril()
-    half = torch.linalg.solve_triangular(L.mH, (lower + lower.tril(-1).mH) / 2, upper=True)
-    return torch.linalg.solve_triangular(L, half, upper=False, left=False)
-
-
-@backward(torch.cholesky, torch.linalg.cholesky, wrt="input")
-def cholesky(grad, upper, result):
-    return cholesky_backward(grad.mH, result.mH) if upper else cholesky_backward(grad, result)
-
-
-@backward(torch.linalg.cholesky_ex, wrt="input")
-def cholesky_ex(grad, upper, L):
-    return cholesky_backward(grad.mH, L.mH) if upper else cholesky_backward(grad, L)
-
-
 def factor_gradient(grad_A, factor, upper):
     """The gradient of the triangular factor, from that of A = L Lᴴ or A = Uᴴ U."""
     twice = grad_A + grad_A.mH

@@ -1,4 +1,4 @@
-"""Products of vectors and matrices: dot and outer products, matrix products in every combination of ranks, affine maps.
+"""Products of vectors, matrices and tensors: dot and outer, matrix products in every combination of ranks, affine maps, tensordot, kron.
 
 For Y = A B the differential is dY = dA B + A dB, so grad_A = grad Bᴴ and grad_B = Aᴴ grad. The rest is about ranks.
 """
@@ -329,3 +329,53 @@ def matrix_exp(grad, input):
     upper = torch.cat([adjoint, grad], -1)
     lower = torch.cat([torch.zeros_like(grad), adjoint], -1)
     return torch.linalg.matrix_exp(torch.cat([upper, lower], -2))[..., :n, n:]
+
+
+# tensordot: contracted axes are taken pairwise, the free ones of the first come before those of the second
+
+
+@backward(tensordot, wrt="input", cast_to_grad="other")
+def tensordot_input(grad, input_shape, other, dims_self, dims_other):
+    free = len(input_shape) - len(dims_self)
+    return _uncontracted(grad, range(free, grad.ndim), other, dims_other, input_shape, dims_self)
+
+
+@backward(tensordot, wrt="other", cast_to_grad="input")
+def tensordot_other(grad, input, other_shape, dims_self, dims_other):
+    free = input.ndim - len(dims_self)
+    return _uncontracted(grad, range(free), input, dims_self, other_shape, dims_other)
+
+
+def _uncontracted(grad, grad_axes, other, other_dims, shape, dims):
+    """The gradient of an operand of ``shape``, contracted along ``dims``: ``grad`` times ``other`` over free axes."""
+    partner = {d % other.ndim: axis % len(shape) for d, axis in zip(other_dims, dims, strict=True)}
+    free = [d for d in range(other.ndim) if d not in partner]
+    product = tensordot(grad, conj(other), list(grad_axes), free)
+    # The axes of the product: this operand's free ones, then its contracted ones in the order of the other operand.
+    contracted = set(partner.values())
+    order = [d for d in range(len(shape)) if d not in contracted] + [partner[d] for d in sorted(partner)]
+    product = product.permute([order.index(d) for d in range(len(shape))])
+    # A contracted axis of length 1 met a longer one: the sum ran over the longer one alone.
+    return product.expand([s if s != 1 else have for s, have in zip(shape, product.shape, strict=True)])
+
+
+# kron: with every axis split in two, (a ⊗ b)[i, k] = a[i] b[k]
+
+
+@backward(torch.kron, wrt="input", cast_to_grad="other")
+def kron_input(grad, input_shape, other):
+    return _kron_factor(grad, input_shape, other, other.shape, 1).reshape(input_shape)
+
+
+@backward(torch.kron, wrt="other", cast_to_grad="input")
+def kron_other(grad, input, other_shape):
+    return _kron_factor(grad, input.shape, input, other_shape, 0).reshape(other_shape)
+
+
+def _kron_factor(grad, input_shape, factor, other_shape, side):
+    """``grad`` contracted with ``factor``, which is the first (``side`` 0) or the second of the two."""
+    rank = grad.ndim
+    pairs = [(*((1,) * (rank - len(shape))), *shape) for shape in (input_shape, other_shape)]
+    split = grad.reshape([size for pair in zip(*pairs, strict=True) for size in pair])
+    factor = conj(factor).reshape(pairs[side])
+    return tensordot(split, factor, list(range(side, 2 * rank, 2)), list(range(rank)))

@@ -1,4 +1,4 @@
-"""Rounding, signs and magnitudes. A function that is constant between its jumps has a zero gradient."""
+"""Rounding and signs. A function that is constant between its jumps has a zero gradient."""
 
 import torch
 
@@ -20,11 +20,6 @@ def sgn(grad, input, result):
     zero = input == 0
     radial = (conj(result) * grad).real
     return torch.where(zero, 0, grad - result * radial) / torch.where(zero, 1, input).abs()
-
-
-@backward(torch.abs)
-def abs(grad, input):
-    return grad * input.sgn()  # for complex z too; z/|z| would underflow where sgn does not
 
 
 @backward(torch.copysign, wrt="input")

@@ -1,4 +1,4 @@
-"""Choosing one of several values elementwise: bounds, conditions, the larger and the smaller."""
+"""Choosing one of several values elementwise: between bounds, by a condition."""
 
 import torch
 
@@ -64,63 +64,3 @@ def where_input(grad, condition):
 @backward(torch.where, wrt="other")
 def where_other(grad, condition):
     return torch.where(condition, 0, grad)
-
-
-# maximum and minimum: at a tie each side takes half; a nan on either side is the result, and so counts as chosen
-
-
-@backward(torch.maximum, wrt="input")
-def maximum_input(grad, input, other):
-    return _chosen(grad, input < other, input == other)
-
-
-@backward(torch.maximum, wrt="other")
-def maximum_other(grad, input, other):
-    return _chosen(grad, input > other, input == other)
-
-
-@backward(torch.minimum, wrt="input")
-def minimum_input(grad, input, other):
-    return _chosen(grad, input > other, input == other)
-
-
-@backward(torch.minimum, wrt="other")
-def minimum_other(grad, input, other):
-    return _chosen(grad, input < other, input == other)
-
-
-# fmax and fmin: a nan loses against a number
-
-
-@backward(torch.fmax, wrt="input")
-def fmax_input(grad, input, other):
-    return _chosen_or_beside_nan(grad, input >= other, input, other)
-
-
-@backward(torch.fmax, wrt="other")
-def fmax_other(grad, input, other):
-    return _chosen_or_beside_nan(grad, other >= input, other, input)
-
-
-@backward(torch.fmin, wrt="input")
-def fmin_input(grad, input, other):
-    return _chosen_or_beside_nan(grad, input <= other, input, other)
-
-
-@backward(torch.fmin, wrt="other")
-def fmin_other(grad, input, other):
-    return _chosen_or_beside_nan(grad, other <= input, other, input)
-
-
-def _chosen_or_beside_nan(grad, wins, side, other_side):
-    grad = torch.where(side == other_side, grad / 2, grad)
-    return torch.where(wins | other_side.isnan(), grad, 0)
-
-
-def _chosen(grad, passed_over, tie):
-    return torch.where(passed_over, 0, torch.where(tie, grad / 2, grad))
-
-
-@backward(torch.bincount, wrt="weights")
-def bincount_weights(grad, input):
-    return grad.index_select(0, input.long())

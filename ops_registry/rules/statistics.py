@@ -1,4 +1,4 @@
-"""Variance and standard deviation, median, mode, quantiles, covariance and correlation."""
+"""Variance and standard deviation, median, mode, quantiles, counts in bins, covariance and correlation."""
 
 import warnings
 
@@ -165,6 +165,11 @@ def quantile(input, q, dim, keepdim, interpolation):
 @decomposition(torch.nanquantile)
 def nanquantile(input, q, dim, keepdim, interpolation):
     return _quantile(input, q, dim, keepdim, interpolation, ignore_nan=True)
+
+
+@backward(torch.bincount, wrt="weights")
+def bincount_weights(grad, input):
+    return grad.index_select(0, input.long())
 
 
 @decomposition(torch.cov)

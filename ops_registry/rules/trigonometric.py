@@ -7,7 +7,6 @@ import torch
 from ops_registry.declare import self_adjoint
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj
-from ops_registry.shared.masks import zeros_and_ones
 
 
 @backward(torch.sin)
@@ -91,36 +90,6 @@ def acosh(grad, input):
 @backward(torch.atanh)
 def atanh(grad, input):
     return grad / conj(1 - input * input)
-
-
-#: Coefficients of d/dt sin(t)/t = t (c0 + c1 t^2 + ...), from sin(t)/t = sum of (-1)^k t^2k / (2k+1)!
-_SINC_SLOPE = tuple((-1) ** k * 2 * k / math.factorial(2 * k + 1) for k in range(1, 11))
-
-
-@backward(torch.sinc)
-def sinc(grad, input):
-    """``d/dx sin(t)/t = pi (cos(t) - sin(t)/t) / t`` with ``t = pi x``.
-
-    Near 0 the two terms cancel, and at 0 every derivative of the quotient is nan: the power series takes its place.
-    """
-    t = input * math.pi
-    near = t.abs() < 1
-    if t.is_complex():
-        small, large = torch.where(near, t, 0), torch.where(near, 1, t)
-    else:
-        small, large = t.clamp(-1, 1), torch.copysign(t.abs().clamp_min(1), t)
-    squared = small * small
-    significant = [c for c in reversed(_SINC_SLOPE) if abs(c) > torch.finfo(t.dtype).eps / 100]
-    series, *coefficients = torch.tensor(significant, dtype=t.dtype, device=t.device)
-    for coefficient in coefficients:
-        series = torch.addcmul(coefficient, series, squared)
-    slope = select_finite(near, small * series, (large.cos() - large.sin() / large) / large)
-    return grad * conj(slope * math.pi)
-
-
-def select_finite(mask, chosen, other):
-    """``where(mask, chosen, other)`` for two tensors that are finite everywhere: weights of 0 and 1 select much faster."""
-    return torch.lerp(other, chosen, zeros_and_ones(mask, chosen.dtype))
 
 
 @backward(torch.deg2rad)

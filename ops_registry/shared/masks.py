@@ -13,6 +13,11 @@ def zeros_and_ones(mask: torch.Tensor, dtype: torch.dtype = torch.int8) -> torch
     return numbers if dtype is torch.int8 else numbers.to(dtype)
 
 
+def select_finite(mask: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """``where(mask, chosen, other)`` for two tensors that are finite everywhere: weights of 0 and 1 select much faster."""
+    return torch.lerp(other, chosen, zeros_and_ones(mask, chosen.dtype))
+
+
 def share_among_ties(grad: torch.Tensor, ties: torch.Tensor, dim: int | tuple[int, ...] | None) -> torch.Tensor:
     """``grad``, with reduced dimensions kept, in equal parts for the elements of the mask ``ties`` along ``dim``."""
     count = ties.sum() if dim is None else ties.sum(dim, keepdim=True)

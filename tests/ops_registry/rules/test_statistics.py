@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.analytic import assert_values, first
 from support.checking import Case, case, plain, rand, run_case, values
 
 import tracer
@@ -140,6 +141,14 @@ CASES = [
     case("corrcoef", torch.corrcoef, rand(3, 4)),
     case("corrcoef", torch.corrcoef, rand(3, 4, dtype=COMPLEX), label="complex"),
     case("corrcoef", torch.corrcoef, rand(4), label="one-variable"),
+    # torch has no derivative of bincount
+    case(
+        "bincount",
+        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5),
+        rand(3),
+        second="differences",
+        torch_agrees=False,
+    ),
 ]
 
 
@@ -234,3 +243,11 @@ def test_covariance_without_degrees_of_freedom_warns_as_torch(device: torch.devi
     with pytest.warns(UserWarning, match="degrees of freedom"):
         theirs = data.cov()
     torch.testing.assert_close(plain(ours), theirs, equal_nan=True)
+
+
+def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.device) -> None:
+    scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=device)
+    (weights,) = first(
+        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device
+    )
+    assert_values(weights, [1.0, 3.0, 3.0])
