@@ -72,7 +72,7 @@ def _joined(grad, result_shape, dim):
     return torch.cat(_filled(grad, result_shape), dim)
 
 
-for _split in (
+@backward(
     torch._C._VariableFunctions.split,
     torch.split_with_sizes,
     torch.unsafe_split,
@@ -80,8 +80,9 @@ for _split in (
     torch.chunk,
     torch.unsafe_chunk,
     torch.ops.aten.tensor_split.sections,
-):
-    backward(_split)(_joined)
+)
+def split(grad, result_shape, dim):
+    return _joined(grad, result_shape, dim)
 
 
 @backward(torch.unbind)

@@ -6,8 +6,8 @@ from ops_registry.registry import backward
 from ops_registry.shared.dimensions import broadcast_shape
 
 
-@backward(torch.masked_fill, wrt="input")
-def masked_fill_input(grad, mask):
+@backward(torch.masked_fill, torch.masked_scatter, wrt="input")
+def masked_input(grad, mask):
     return grad.masked_fill(mask, 0)
 
 
@@ -20,11 +20,6 @@ def masked_fill_value(grad, mask, value_device):
 def masked_select(grad, input_shape, mask):
     shape = broadcast_shape(input_shape, mask.shape)
     return grad.new_zeros(shape).masked_scatter(mask, grad)
-
-
-@backward(torch.masked_scatter, wrt="input")
-def masked_scatter_input(grad, mask):
-    return grad.masked_fill(mask, 0)
 
 
 @backward(torch.masked_scatter, wrt="source")

@@ -185,8 +185,7 @@ def _multiplies_out(p, compute_mode, rows, columns):
     return compute_mode in (1, "use_mm_for_euclid_dist")
 
 
-@backward(torch.cdist, wrt=("x1", "x2"))
-@backward(aten._cdist_forward, wrt=("x1", "x2"))
+@backward(torch.cdist, aten._cdist_forward, wrt=("x1", "x2"))
 def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
     if p == 0 or 0 in result_shape:
         return None, None
@@ -221,9 +220,9 @@ def norm_except_dim(v, pow, dim):
     if dim == -1:
         return torch.linalg.vector_norm(v, pow)
     others = tuple(d for d in range(v.dim()) if d != dim)
-    return (
-        torch.linalg.vector_norm(v, pow, others, True) if others else v.abs()
-    )  # an empty dim would mean all dimensions
+    if not others:  # an empty dim would mean all dimensions
+        return v.abs()
+    return torch.linalg.vector_norm(v, pow, others, True)
 
 
 @decomposition(torch.pairwise_distance)

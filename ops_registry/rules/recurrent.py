@@ -130,7 +130,7 @@ def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, rever
     output, (i_f, g, o, cells) = result[0], saved
     i, f = i_f.chunk(2, -1)
     m = cells.tanh()
-    # dh/dc', dh/do and dc'/d(i, f, g), each by the argument of the gate's sigmoid or tanh.
+    # dh'/dc', and dh'/do and dc'/d(i, f, g) with respect to the arguments of the gates' sigmoids and tanh.
     slope_c = o * (1 - m * m)
     slope_o = m * o * (1 - o)
     c_before = states_before(cells, c, sizes, reverse)

@@ -9,11 +9,7 @@ from ops_registry.shared.picking import add_slices
 # Row-major order stays: the gradient is reshaped to the shape of the input, however dimensions were merged, split or added.
 
 
-def _back_to_shape(grad, input_shape):
-    return grad.reshape(input_shape)
-
-
-for _reshaping in (
+@backward(
     torch.reshape,
     torch.ops.aten.view.default,
     torch.ops.aten.view_copy.default,
@@ -24,8 +20,10 @@ for _reshaping in (
     torch.ravel,
     torch.squeeze,
     torch.unsqueeze,
-):
-    backward(_reshaping)(_back_to_shape)
+)
+def reshape(grad, input_shape):
+    return grad.reshape(input_shape)
+
 
 # Bits read as another dtype are no differentiable function of the value.
 no_gradient(torch.ops.aten.view.dtype, torch.ops.aten.view_copy.dtype)
@@ -66,7 +64,7 @@ def expand_as(input, other):
 # Permutations of the dimensions: the gradient is permuted back.
 
 
-@backward(torch.transpose)
+@backward(torch.transpose, torch.swapdims)
 def transpose(grad, dim0, dim1):
     return grad.transpose(dim0, dim1)
 
@@ -74,11 +72,6 @@ def transpose(grad, dim0, dim1):
 @backward(torch.swapaxes)
 def swapaxes(grad, axis0, axis1):
     return grad.transpose(axis0, axis1)
-
-
-@backward(torch.swapdims)
-def swapdims(grad, dim0, dim1):
-    return grad.transpose(dim0, dim1)
 
 
 @backward(torch.t)
@@ -102,13 +95,8 @@ def H(grad):
     return grad.H
 
 
-@backward(torch.Tensor.mH.__get__)
+@backward(torch.Tensor.mH.__get__, torch.adjoint)
 def mH(grad):
-    return grad.mH
-
-
-@backward(torch.adjoint)
-def adjoint(grad):
     return grad.mH
 
 
@@ -167,13 +155,8 @@ def pixel_unshuffle(grad, downscale_factor):
 # The forward transposes (groups, channels / groups): transposing (channels / groups, groups) undoes it.
 
 
-@backward(torch.channel_shuffle)
+@backward(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(grad, input_shape, groups):
-    return torch.channel_shuffle(grad, input_shape[1] // groups)
-
-
-@backward(torch.native_channel_shuffle)
-def native_channel_shuffle(grad, input_shape, groups):
     return torch.channel_shuffle(grad, input_shape[1] // groups)
 
 

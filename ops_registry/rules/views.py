@@ -9,7 +9,7 @@ from ops_registry.shared.recorded import recorded
 # diagonals
 
 
-@backward(torch.diagonal)
+@backward(torch.diagonal, torch.diagonal_copy)
 def diagonal(grad, input_shape, offset, dim1, dim2):
     return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
 
@@ -17,11 +17,6 @@ def diagonal(grad, input_shape, offset, dim1, dim2):
 @decomposition(torch.linalg.diagonal)
 def linalg_diagonal(A, offset, dim1, dim2):
     return torch.diagonal(A, offset, dim1, dim2)
-
-
-@backward(torch.diagonal_copy)
-def diagonal_copy(grad, input_shape, offset, dim1, dim2):
-    return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
 
 
 @backward(torch.ops.aten.diagonal_backward, wrt="grad_output")
@@ -62,13 +57,8 @@ def triu(grad, diagonal):
 # sliding windows
 
 
-@backward(torch.Tensor.unfold)
+@backward(torch.Tensor.unfold, torch.unfold_copy)
 def unfold(grad, input_shape, dimension, size, step):
-    return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
-
-
-@backward(torch.unfold_copy)
-def unfold_copy(grad, input_shape, dimension, size, step):
     return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
 
 
@@ -108,7 +98,7 @@ def _may_overlap(shape, stride):
     return False
 
 
-@backward(torch.as_strided)
+@backward(torch.as_strided, torch.as_strided_copy)
 def as_strided(grad, input_shape, input_stride, input_offset, size, stride, storage_offset):
     """The gradient of each memory cell is the sum over those elements of the result that read it.
 
@@ -131,9 +121,6 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
     seen = _addresses(input_shape, input_stride, begin, grad.device)
     sharing = torch.bincount(seen, minlength=cells)
     return (memory[seen] / sharing[seen]).reshape(input_shape)
-
-
-backward(torch.as_strided_copy)(as_strided)
 
 
 # writing through a view
