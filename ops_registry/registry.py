@@ -102,10 +102,10 @@ def backward(
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of each of ``funcs``, for every way to spell them.
 
-    The function's parameter names say what it keeps: ``grad`` (the cotangent of the result; a tuple with None for
+    The function's parameter names say what is saved for it: ``grad`` (the cotangent of the result; a tuple with None for
     results that received nothing, where the op returns several differentiable ones), any argument of the torch function by its
     name, ``result`` (or one of several results by its name, as ``indices``), an argument's name followed by ``_shape``,
-    ``_dtype`` or ``_device`` (keeps that alone), and ``needs``. Nothing else stays alive.
+    ``_dtype`` or ``_device`` (that property alone is saved), and ``needs``. Nothing else stays alive.
 
     ``wrt`` names the input that the formula differentiates; the first argument when left out. A tuple of names makes one joint
     formula that returns a tuple of gradients in that order and may ask ``needs``, a named tuple of bools, which of them are wanted
@@ -122,8 +122,8 @@ def backward(
     ``constant_results`` are positions of floating results that do not require grad (the permutation among the results of LU); integer
     ones never do.
 
-    ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that keep
-    an input keep a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
+    ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that save
+    an input save a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
 
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have, or no function is given.
@@ -246,7 +246,7 @@ class RuleInfo:
     op: str
     #: Inputs that a gradient flows to; empty for an op without a gradient or one defined by other ops.
     inputs: tuple[str, ...]
-    #: What is kept from the forward call when every input wants a gradient.
+    #: What is saved from the forward call when every input wants a gradient.
     keeps: tuple[str, ...]
     #: ``"rule"``, ``"no gradient"`` or ``"decomposition"``.
     kind: str

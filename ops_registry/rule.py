@@ -18,7 +18,7 @@ import torch
 from ops_registry.errors import RuleError
 from ops_registry.signatures import Signature
 
-#: Suffixes by which a rule asks for a property of an argument without keeping the argument alive.
+#: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
 
 #: Parameters that backward itself supplies.
@@ -275,7 +275,7 @@ def make_formula(
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
             raise RuleError(
-                f"the rule for {name} takes '{parameter}': what a rule keeps is read from its parameter names, so each needs one"
+                f"the rule for {name} takes '{parameter}': what a rule saves is read from its parameter names, so each needs one"
             )
     names = tuple(p.name for p in parameters)
     if "grad" not in names:

@@ -115,17 +115,17 @@ def _body(code: types.CodeType) -> list[ast.stmt]:
 
 def _recorded(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
     """The statements that can run while backward is recorded."""
-    kept: list[ast.stmt] = []
+    running: list[ast.stmt] = []
     for statement in statements:
         recorded = _asks_whether_recorded(statement.test) if isinstance(statement, ast.If) else None
         if not isinstance(statement, ast.If) or recorded is None:
-            kept.append(statement)
+            running.append(statement)
             continue
         inside = _recorded(statement.body if recorded else statement.orelse)
-        kept.extend(inside)
+        running.extend(inside)
         if inside and isinstance(inside[-1], ast.Return | ast.Raise):
-            return kept
-    return kept
+            return running
+    return running
 
 
 def _asks_whether_recorded(test: ast.expr) -> bool | None:
