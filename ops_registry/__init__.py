@@ -1,6 +1,7 @@
 """Which rule belongs to which torch function, and the formulas themselves. Knows nothing of tracked tensors or graphs."""
 
 import ops_registry.rules  # noqa: F401  (registers every rule)
+from ops_registry.declare import no_gradient, passes_through, self_adjoint, zero_gradient
 from ops_registry.errors import (
     DuplicateRuleError,
     GlassgradError,
@@ -9,7 +10,7 @@ from ops_registry.errors import (
     RuleResultError,
     UnsupportedCallError,
 )
-from ops_registry.registry import RuleInfo, backward, decomposition, list_rules, lookup, no_gradient, overloaded
+from ops_registry.registry import RuleInfo, backward, decomposition, list_rules, lookup, overloaded
 from ops_registry.scopes import use
 
 __all__ = [
@@ -26,5 +27,8 @@ __all__ = [
     "lookup",
     "no_gradient",
     "overloaded",
+    "passes_through",
+    "self_adjoint",
     "use",
+    "zero_gradient",
 ]

@@ -23,7 +23,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 #: Every spelling of every op that has a rule.
 TABLE: dict[Callable[..., Any], Spelling] = {}
 RULES: dict[str, Rule] = {}
-_lock = threading.RLock()
+lock = threading.RLock()
 
 
 class _Active(threading.local):
@@ -46,29 +46,29 @@ def op_name(func: Callable[..., Any]) -> str:
     return canonical(name.rstrip("_"))
 
 
-def _file(func: Callable[..., Any], rule: Rule) -> None:
+def file_rule(func: Callable[..., Any], rule: Rule) -> None:
     """Put ``rule`` under every spelling of ``func``."""
     RULES[rule.name] = rule
     written = rule.in_place_rule or rule
-    if rule.no_gradient and rule.signature.names:
-        # Written in place (x.eq_(3)), such a result stands in a tensor that has a history: it goes on with a gradient of zero.
-        written = copy_with(rule, no_gradient=False)
-        written = extend(written, _zero, rule.signature.names[rule.signature.self_position], replacing=False)
     for spelled, inplace in spellings(func).items():
         order = own_order(spelled, rule.signature)
         if order is not None:
             TABLE[spelled] = Spelling(spelled, written if inplace else rule, inplace, *order)
 
 
-def _zero(grad: Any) -> None:
-    return None
-
-
-def extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...], replacing: bool) -> Rule:
-    formula = make_formula(function, wrt, rule.signature, rule.name)
+def extend(
+    rule: Rule,
+    function: Callable[..., Any],
+    wrt: str | tuple[str, ...],
+    replacing: bool,
+    cast_to_grad: tuple[str, ...] = (),
+) -> Rule:
+    """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them."""
+    formula = make_formula(function, wrt, rule.signature, rule.name, cast_to_grad)
     others = []
+    casts = list(cast_to_grad)
     for existing in rule.formulas:
-        overlap = set(existing.wrt) & set(formula.wrt)
+        overlap = set(existing.covers) & set(formula.wrt)
         if not overlap:
             others.append(existing)
         elif not replacing:
@@ -76,10 +76,13 @@ def extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...],
                 f"{rule.name} already has a rule for {', '.join(sorted(overlap))}, written at {existing.location}; the second is "
                 f"at {formula.location}. Pass replace=True to put it in the place of the first."
             )
-        elif not set(existing.wrt) <= set(formula.wrt):
-            # A joint formula that loses one of its inputs still serves the others: it is told so by ``needs``.
-            others.append(copy_with(existing, wrt=tuple(n if n not in overlap else "" for n in existing.wrt)))
-    written = None if replacing else rule.in_place_rule
+        else:
+            casts += existing.cast_to_grad
+            if not set(existing.covers) <= set(formula.wrt):
+                # A joint formula that loses one of its inputs still serves the others: it is told so by ``needs``.
+                others.append(copy_with(existing, replaced=existing.replaced | overlap))
+    formula = copy_with(formula, cast_to_grad=tuple(n for n in formula.saves if n in casts))
+    written = None if replacing or rule.no_gradient else rule.in_place_rule
     extended = copy_with(
         rule, formulas=(*others, formula), no_gradient=False, decomposition=None, in_place_rule=written, plans={}
     )
@@ -89,68 +92,73 @@ def extend(rule: Rule, function: Callable[..., Any], wrt: str | tuple[str, ...],
 
 
 def backward(
-    func: Callable[..., Any],
-    *,
+    *funcs: Callable[..., Any],
     wrt: str | tuple[str, ...] | None = None,
+    cast_to_grad: str | tuple[str, ...] = (),
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
     constant_results: tuple[int, ...] = (),
     in_place: bool = False,
     replace: bool = False,
 ) -> Callable[[F], F]:
-    """Register the decorated function as the backward rule of ``func``, for every way to spell it.
+    """Register the decorated function as the backward rule of each of ``funcs``, for every way to spell them.
 
-    The function's parameter names say what it keeps: ``grad`` (the cotangent of the result; a tuple with None for
+    The function's parameter names say what is saved for it: ``grad`` (the cotangent of the result; a tuple with None for
     results that received nothing, where the op returns several differentiable ones), any argument of the torch function by its
     name, ``result`` (or one of several results by its name, as ``indices``), an argument's name followed by ``_shape``,
-    ``_dtype`` or ``_device`` (keeps that alone), and ``needs``. Nothing else stays alive.
+    ``_dtype`` or ``_device`` (that property alone is saved), and ``needs``. Nothing else stays alive.
 
     ``wrt`` names the input that the formula differentiates; the first argument when left out. A tuple of names makes one joint
-    formula that returns a tuple of gradients in that order and may ask ``needs``, a tuple of bools, which of them are wanted.
+    formula that returns a tuple of gradients in that order and may ask ``needs``, a named tuple of bools, which of them are wanted
+    (``needs.weight``).
     What it returns is projected: summed over broadcast axes, cast, its real part taken; a rule does none of that. ``None`` means
     a gradient of zero, without the memory. For an input that is a list of tensors, the gradient is a list of the same length.
+
+    ``cast_to_grad`` names saved arguments that the formula gets in the dtype of ``grad``: where autocast or promotion brought the
+    arguments of the op to one dtype, that is the dtype in which it ran, and what its backward kernel wants throughout. What is no
+    tensor is left alone.
 
     ``forward`` takes the op's arguments and returns ``(result, by_products)``; the rule may name any by-product.
 
     ``constant_results`` are positions of floating results that do not require grad (the permutation among the results of LU); integer
     ones never do.
 
-    ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that keep
-    an input keep a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
+    ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that save
+    an input save a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
 
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
-    something that the op does not have.
+    something that the op does not have, or no function is given.
     """
+    if not funcs:
+        raise RuleError("backward() was given no function to write a rule for: @backward(torch.exp)")
+    casts = (cast_to_grad,) if isinstance(cast_to_grad, str) else cast_to_grad
 
     def register(function: F) -> F:
-        name = op_name(func)
-        with _lock:
-            rule = RULES.get(name)
-            if rule is None:
-                rule = Rule(name, signature_of(func))
-            if forward is not None:
-                rule = copy_with(rule, forward=forward, plans={})
-            if constant_results:
-                rule = copy_with(rule, constant_results=constant_results, plans={})
-            if not rule.signature.names:
-                raise RuleError(f"{name} takes no arguments: there is nothing to differentiate")
-            covered = rule.signature.names[0] if wrt is None else wrt
-            if in_place:
-                _file(func, copy_with(rule, in_place_rule=extend(rule, function, covered, replacing=True), plans={}))
-            else:
-                _file(func, extend(rule, function, covered, replace))
+        for func in funcs:
+            with lock:
+                rule = _rule_to_extend(func, forward, constant_results)
+                covered = rule.signature.names[0] if wrt is None else wrt
+                extended = extend(rule, function, covered, replace or in_place, casts)
+                file_rule(func, copy_with(rule, in_place_rule=extended, plans={}) if in_place else extended)
         return function
 
     return register
 
 
-def no_gradient(func: Callable[..., Any], *more: Callable[..., Any]) -> None:
-    """Declare that nothing ever flows back through the results of these functions (comparisons, ``argmax``, ``zeros_like``)."""
-    for function in (func, *more):
-        name = op_name(function)
-        with _lock:
-            if name in RULES:
-                raise DuplicateRuleError(f"{name} already has a rule, written at {RULES[name].location}")
-            _file(function, Rule(name, signature_of(function), no_gradient=True))
+def _rule_to_extend(
+    func: Callable[..., Any],
+    forward: Callable[..., tuple[Any, dict[str, Any]]] | None,
+    constant_results: tuple[int, ...],
+) -> Rule:
+    """The rule that ``func`` has, or a new one without formulas."""
+    name = op_name(func)
+    rule = RULES.get(name) or Rule(name, signature_of(func))
+    if forward is not None:
+        rule = copy_with(rule, forward=forward, plans={})
+    if constant_results:
+        rule = copy_with(rule, constant_results=constant_results, plans={})
+    if not rule.signature.names:
+        raise RuleError(f"{name} takes no arguments: there is nothing to differentiate")
+    return rule
 
 
 def decomposition(func: Callable[..., Any]) -> Callable[[F], F]:
@@ -161,10 +169,10 @@ def decomposition(func: Callable[..., Any]) -> Callable[[F], F]:
 
     def register(function: F) -> F:
         name = op_name(func)
-        with _lock:
+        with lock:
             if name in RULES:
                 raise DuplicateRuleError(f"{name} already has a rule, written at {RULES[name].location}")
-            _file(func, Rule(name, signature_of(func), decomposition=function))
+            file_rule(func, Rule(name, signature_of(func), decomposition=function))
         return function
 
     return register
@@ -180,7 +188,7 @@ def overloaded(func: Callable[..., Any], *, alone: bool = False) -> Callable[[F]
     def register(choice: F) -> F:
         rule = Rule(op_name(func), signature_of(func))
 
-        with _lock:
+        with lock:
             for function, inplace in ({func: False} if alone else spellings(func)).items():
                 if isinstance(function, torch._ops.OpOverload) and function in TABLE:
                     continue
@@ -238,7 +246,7 @@ class RuleInfo:
     op: str
     #: Inputs that a gradient flows to; empty for an op without a gradient or one defined by other ops.
     inputs: tuple[str, ...]
-    #: What is kept from the forward call when every input wants a gradient.
+    #: What is saved from the forward call when every input wants a gradient.
     keeps: tuple[str, ...]
     #: ``"rule"``, ``"no gradient"`` or ``"decomposition"``.
     kind: str

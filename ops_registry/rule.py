@@ -18,7 +18,7 @@ import torch
 from ops_registry.errors import RuleError
 from ops_registry.signatures import Signature
 
-#: Suffixes by which a rule asks for a property of an argument without keeping the argument alive.
+#: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
 
 #: Parameters that backward itself supplies.
@@ -47,12 +47,23 @@ class Formula:
     wrt: tuple[str, ...]
     joint: bool
     parameters: tuple[str, ...]
+    #: Parameters that are brought to the dtype of ``grad`` before the formula sees them: the op ran in that dtype.
+    cast_to_grad: tuple[str, ...] = ()
+    #: Inputs of a joint formula that another formula gives the gradient of since. ``needs`` says False for them.
+    replaced: frozenset[str] = frozenset()
+
+    @property
+    def covers(self) -> tuple[str, ...]:
+        """The inputs whose gradient is taken from this formula."""
+        return tuple(n for n in self.wrt if n not in self.replaced) if self.replaced else self.wrt
 
     @property
     def location(self) -> str:
-        """``file:line`` where the formula is written."""
-        code = inspect.unwrap(self.function).__code__
-        return f"{code.co_filename}:{code.co_firstlineno}"
+        """``file:line`` where the formula is written, or declared (``ops_registry.declare``)."""
+        function = inspect.unwrap(self.function)
+        code = function.__code__
+        declared_at: str | None = getattr(function, "declared_at", None)
+        return declared_at or f"{code.co_filename}:{code.co_firstlineno}"
 
     @property
     def saves(self) -> tuple[str, ...]:
@@ -62,8 +73,7 @@ class Formula:
 
 @cache
 def _needs_type(wrt: tuple[str, ...]) -> Any:
-    # An input that another formula has taken over has no name (""): it can be asked for by position alone.
-    return namedtuple("needs", wrt, rename=True)
+    return namedtuple("needs", wrt, rename=True)  # a name that no attribute can have is asked for by position
 
 
 def make_needs(wrt: tuple[str, ...], flags: Iterable[bool]) -> tuple[bool, ...]:
@@ -113,6 +123,8 @@ class Rule:
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
+    #: ``file:line`` where that was declared.
+    declared_at: str = ""
     #: Set for ops that are defined by other ops: runs them with interception on.
     decomposition: Callable[..., Any] | None = None
     #: The rule of the in-place spellings, where they have formulas of their own.
@@ -133,7 +145,7 @@ class Rule:
     uncovered_positional: tuple[tuple[int, str], ...] = ()
 
     def __post_init__(self) -> None:
-        covered = {name for formula in self.formulas for name in formula.wrt}
+        covered = {name for formula in self.formulas for name in formula.covers}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
         self.may_alias = self.signature.may_alias
         self.positions = tuple(i for i, _ in self.inputs)
@@ -149,7 +161,9 @@ class Rule:
 
     @property
     def location(self) -> str:
-        """``file:line`` of each formula, or of the body."""
+        """``file:line`` of each formula, of the body, or of the declaration."""
+        if self.no_gradient:
+            return self.declared_at
         if self.decomposition is not None:
             return f"{self.decomposition.__code__.co_filename}:{self.decomposition.__code__.co_firstlineno}"
         return ", ".join(f.location for f in self.formulas)
@@ -167,11 +181,11 @@ class Rule:
         for bit, (_, name) in enumerate(self.inputs):
             if mask >> bit & 1:
                 parent_of[name] = len(parent_of)
-        active = [f for f in self.formulas if any(n in parent_of for n in f.wrt)]
+        active = [f for f in self.formulas if any(n in parent_of for n in f.covers)]
         saved_names = tuple(dict.fromkeys(k for f in active for k in f.saves))
         steps = []
         for formula in active:
-            parents = tuple(parent_of.get(n) for n in formula.wrt)
+            parents = tuple(None if n in formula.replaced else parent_of.get(n) for n in formula.wrt)
             needs = make_needs(formula.wrt, (p is not None for p in parents))
             steps.append(
                 Step(formula, _compile_call(formula, saved_names), parents, needs, parents[0] or 0, formula.joint)
@@ -226,11 +240,28 @@ class Rule:
 
 
 def _compile_call(formula: Formula, saved_names: tuple[str, ...]) -> Callable[..., Any]:
-    parts = [p if p in SUPPLIED else f"saved[{saved_names.index(p)}]" for p in formula.parameters]
-    return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", {"function": formula.function})
+    parts = []
+    for parameter in formula.parameters:
+        part = parameter if parameter in SUPPLIED else f"saved[{saved_names.index(parameter)}]"
+        parts.append(f"cast({part}, grad)" if parameter in formula.cast_to_grad else part)
+    names = {"function": formula.function, "cast": in_dtype_of}
+    return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", names)
 
 
-def make_formula(function: Callable[..., Any], wrt: str | tuple[str, ...], signature: Signature, name: str) -> Formula:
+def in_dtype_of(value: Any, grad: torch.Tensor) -> Any:
+    """A saved tensor in the dtype of ``grad``: what autocast or promotion did to the argument on its way into the op."""
+    if not isinstance(value, torch.Tensor) or value.dtype == grad.dtype:
+        return value
+    return value.to(grad.dtype)
+
+
+def make_formula(
+    function: Callable[..., Any],
+    wrt: str | tuple[str, ...],
+    signature: Signature,
+    name: str,
+    cast_to_grad: tuple[str, ...] = (),
+) -> Formula:
     """Check that ``function`` can be a formula of the op and say what it covers."""
     joint = not isinstance(wrt, str)
     inputs = (wrt,) if isinstance(wrt, str) else tuple(wrt)
@@ -244,9 +275,12 @@ def make_formula(function: Callable[..., Any], wrt: str | tuple[str, ...], signa
     for parameter in parameters:
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
             raise RuleError(
-                f"the rule for {name} takes '{parameter}': what a rule keeps is read from its parameter names, so each needs one"
+                f"the rule for {name} takes '{parameter}': what a rule saves is read from its parameter names, so each needs one"
             )
     names = tuple(p.name for p in parameters)
     if "grad" not in names:
         raise RuleError(f"the rule for {name} does not take 'grad': it would not depend on what comes from above")
-    return Formula(function, inputs, joint, names)
+    for cast in cast_to_grad:
+        if cast not in names:
+            raise RuleError(f"the rule for {name} casts '{cast}' to the dtype of grad, and has no such parameter")
+    return Formula(function, inputs, joint, names, cast_to_grad)

@@ -1,6 +1,6 @@
 """What a torch function calls its arguments, in which order, with which defaults.
 
-A rule names what it keeps by these names, so they have to be exact. torch's schemas are the source; Python-level
+A rule names what it saves by these names, so they have to be exact. torch's schemas are the source; Python-level
 functions are read with ``inspect``. ``self`` is called ``input`` here, as in torch's documentation, unless the op has another ``input``.
 """
 
@@ -37,7 +37,7 @@ class Signature:
     varargs: bool = False
     #: Position of ``self`` in the op's own order: a method takes it first (``Tensor.where``).
     self_position: int = 0
-    #: Arguments that are never a tensor or a list: there is nothing to alias or copy when one is kept.
+    #: Arguments that are never a tensor or a list: there is nothing to alias or copy when one is saved.
     plain: frozenset[str] = frozenset()
     #: Arguments that no overload takes a tensor for (not even one that stands for a number): none can carry a gradient.
     constant: frozenset[str] = frozenset()

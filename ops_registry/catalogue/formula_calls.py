@@ -1,6 +1,6 @@
 """Which torch functions a formula calls, read from its source: its own derivative depends on their rules.
 
-Only the branch that runs while backward is recorded counts: ``torch.is_grad_enabled()`` is taken to be true.
+Only the branch that runs while backward is recorded counts: ``recorded()`` (``torch.is_grad_enabled()``) is taken to be true.
 """
 
 from __future__ import annotations
@@ -88,7 +88,10 @@ def _is_looked_into(function: types.FunctionType) -> bool:
     """Whether it is a helper of ours or a Python-level function of torch: such run their body with interception on."""
     if lookup(function) is not None:
         return False
-    return function.__module__.startswith("ops_registry.rules.") or function in get_testing_overrides()
+    return (
+        function.__module__.startswith(("ops_registry.rules.", "ops_registry.shared."))
+        or function in get_testing_overrides()
+    )
 
 
 def _named(function: types.FunctionType) -> Iterator[Callable[..., Any]]:
@@ -112,21 +115,21 @@ def _body(code: types.CodeType) -> list[ast.stmt]:
 
 def _recorded(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
     """The statements that can run while backward is recorded."""
-    kept: list[ast.stmt] = []
+    running: list[ast.stmt] = []
     for statement in statements:
         recorded = _asks_whether_recorded(statement.test) if isinstance(statement, ast.If) else None
         if not isinstance(statement, ast.If) or recorded is None:
-            kept.append(statement)
+            running.append(statement)
             continue
         inside = _recorded(statement.body if recorded else statement.orelse)
-        kept.extend(inside)
+        running.extend(inside)
         if inside and isinstance(inside[-1], ast.Return | ast.Raise):
-            return kept
-    return kept
+            return running
+    return running
 
 
 def _asks_whether_recorded(test: ast.expr) -> bool | None:
-    """What a condition comes to while backward is recorded, as far as ``torch.is_grad_enabled()`` decides it; else None."""
+    """What a condition comes to while backward is recorded, as far as ``recorded()`` decides it; else None."""
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
         answer = _asks_whether_recorded(test.operand)
         return None if answer is None else not answer
@@ -134,8 +137,10 @@ def _asks_whether_recorded(test: ast.expr) -> bool | None:
         answers = {_asks_whether_recorded(part) for part in test.values}
         decisive = isinstance(test.op, ast.Or)
         return decisive if decisive in answers else None if None in answers else not decisive
-    asks = isinstance(test, ast.Call) and isinstance(test.func, ast.Attribute) and test.func.attr == "is_grad_enabled"
-    return True if asks else None
+    if not isinstance(test, ast.Call):
+        return None
+    called = test.func.attr if isinstance(test.func, ast.Attribute) else getattr(test.func, "id", "")
+    return True if called in ("recorded", "is_grad_enabled") else None
 
 
 def _expressions(statements: Sequence[ast.AST]) -> Iterator[ast.expr]:

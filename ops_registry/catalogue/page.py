@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import functools
 import importlib
-import inspect
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
@@ -87,7 +86,7 @@ Written by `python -m ops_registry.catalogue` for torch {torch}; do not edit. `-
 `torch.ops.aten` overloads fall under the same rule; they stand here where an op has no other name. An asterisk marks a function that is
 shared by several overloads with a rule each: the arguments decide.
 
-**Gradient of ← what is kept**: the inputs of each formula, and what stays from the forward call until backward if one of these inputs
+**Gradient of ← what is saved**: the inputs of each formula, and what stays from the forward call until backward if one of these inputs
 wants a gradient. What is in *italics* costs no memory: shapes, numbers, flags. By-products of a forward of the rule's own are marked †.
 
 **Second**: whether the formula can be differentiated again. Read from its source at the time of writing, nobody keeps a list: *yes*, each
@@ -164,7 +163,7 @@ def _owner(function: Any) -> str:
     return str(function.__module__).removeprefix("ops_registry.rules.")
 
 
-# ---------------------------------------------------------------- what is kept
+# ---------------------------------------------------------------- what is saved
 
 
 def _may_be_tensor(rule: Rule) -> frozenset[str]:
@@ -181,7 +180,7 @@ def _may_be_tensor(rule: Rule) -> frozenset[str]:
     return frozenset(arguments) & frozenset(rule.signature.names)
 
 
-def _kept(rule: Rule, formula: Formula) -> str:
+def _saved(rule: Rule, formula: Formula) -> str:
     heavy, light = [], []
     tensors = _may_be_tensor(rule)
     for name in formula.saves:
@@ -205,8 +204,8 @@ def _kept(rule: Rule, formula: Formula) -> str:
 def _gradients(rule: Rule) -> str:
     lines = []
     for formula in rule.formulas:
-        inputs = ", ".join(f"`{n}`" for n in formula.wrt if n)
-        lines.append(f"{inputs} ← {_kept(rule, formula)}")
+        inputs = ", ".join(f"`{n}`" for n in formula.covers)
+        lines.append(f"{inputs} ← {_saved(rule, formula)}")
     return "<br>".join(lines)
 
 
@@ -233,20 +232,21 @@ def _functions(rule: Rule) -> list[Callable[..., Any]]:
     return [f.function for f in rule.formulas] or ([rule.decomposition] if rule.decomposition else [])
 
 
-def _code(function: Callable[..., Any]) -> Any:
-    return inspect.unwrap(function).__code__
+def _places(rule: Rule) -> list[tuple[str, str]]:
+    """File name and line of each formula, or of the definition."""
+    places = []
+    for place in dict.fromkeys(rule.location.split(", ")):
+        path, _, line = place.rpartition(":")
+        places.append((Path(path).name, line))
+    return places
 
 
 def _file(rule: Rule) -> str:
-    return Path(_code(_functions(rule)[0]).co_filename).name
+    return _places(rule)[0][0]
 
 
 def _links(rule: Rule) -> str:
-    links = []
-    for code in dict.fromkeys(_code(f) for f in _functions(rule)):
-        name = Path(code.co_filename).name
-        links.append(f"[{name}:{code.co_firstlineno}](../{RULES}/{name}#L{code.co_firstlineno})")
-    return "<br>".join(links)
+    return "<br>".join(f"[{name}:{line}](../{RULES}/{name}#L{line})" for name, line in _places(rule))
 
 
 # ---------------------------------------------------------------- the page
@@ -296,10 +296,10 @@ def page() -> str:
     for file, members in sorted(topics.items()):
         lines += [f"## {file.removesuffix('.py').replace('_', ' ')}", "", _topic(file), ""]
         lines += _table(
-            ("op", "spelled", "gradient of ← what is kept", "second", "formula"),
+            ("op", "spelled", "gradient of ← what is saved", "second", "formula"),
             ((f"`{r.name}`", spelled_as(r, by_rule), _gradients(r), _second(r), _links(r)) for r in members),
         )
-    lines += ["## Defined by other ops", "", "Their parts have rules; what is kept is what these keep.", ""]
+    lines += ["## Defined by other ops", "", "Their parts have rules; what is saved is what these save.", ""]
     lines += _table(
         ("op", "spelled", "second", "definition"),
         ((f"`{r.name}`", spelled_as(r, by_rule), _second(r), _links(r)) for r in decompositions),

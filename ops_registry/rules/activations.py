@@ -4,9 +4,10 @@ import math
 
 import torch
 
+from ops_registry.declare import self_adjoint, zero_gradient
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -14,6 +15,40 @@ nn = torch._C._nn
 #: selu(x) is elu(x, ALPHA, SCALE): the values for which means 0 and variances 1 stay so from layer to layer.
 SELU_ALPHA = 1.6732632423543772848170429916717
 SELU_SCALE = 1.0507009873554804934193349852946
+
+
+# sigmoid: s = 1 / (1 + e^-x), so ds/dx = s (1 - s)
+
+
+@backward(torch.sigmoid)
+def sigmoid(grad, result):
+    return aten.sigmoid_backward(grad, result)
+
+
+self_adjoint(aten.sigmoid_backward, wrt="grad_output")
+
+
+@backward(aten.sigmoid_backward, wrt="output")
+def sigmoid_backward_output(grad, grad_output, output):
+    return conj(grad) * grad_output * conj(1 - output - output)
+
+
+# logit: log(x / (1 - x)), so its slope is 1 / (x (1 - x)); 0 where eps clamps, nan outside of [0, 1] where nothing does
+
+
+@backward(torch.logit)
+def logit(grad, input, eps):
+    return aten.logit_backward(grad, input, eps)
+
+
+self_adjoint(aten.logit_backward, wrt="grad_output")
+
+
+@backward(aten.logit_backward, wrt="input")
+def logit_backward_input(grad, grad_output, input, eps):
+    """The derivative of ``1 / (x (1 - x))``, itself times ``(2 x - 1) / (x (1 - x))``."""
+    slope = aten.logit_backward(grad * grad_output, input, eps)
+    return aten.logit_backward(slope * (input + input - 1), input, eps)
 
 
 # Piecewise linear ones: the slope is 0 or a constant on each piece, and 0 at the kinks of relu, hardtanh and the like.
@@ -73,44 +108,17 @@ def softshrink(grad, input, lambd):
     return aten.softshrink_backward(grad, input, lambd)
 
 
-@backward(aten.threshold_backward, wrt="grad_output")
-def threshold_backward(grad, input, threshold):
-    return aten.threshold_backward(grad, input, threshold)
-
-
-@backward(aten.leaky_relu_backward, wrt="grad_output")
-def leaky_relu_backward(grad, input, negative_slope, self_is_result):
-    return aten.leaky_relu_backward(grad, input, negative_slope, self_is_result)
-
-
-@backward(aten.hardtanh_backward, wrt="grad_output")
-def hardtanh_backward(grad, input, min_val, max_val):
-    return aten.hardtanh_backward(grad, input, min_val, max_val)
-
-
-@backward(aten.hardsigmoid_backward, wrt="grad_output")
-def hardsigmoid_backward(grad, input):
-    return aten.hardsigmoid_backward(grad, input)
-
-
-@backward(aten.hardshrink_backward, wrt="grad_out")
-def hardshrink_backward(grad, input, lambd):
-    return aten.hardshrink_backward(grad, input, lambd)
-
-
-@backward(aten.softshrink_backward, wrt="grad_output")
-def softshrink_backward(grad, input, lambd):
-    return aten.softshrink_backward(grad, input, lambd)
-
-
-@backward(aten.threshold_backward, wrt="input")
-@backward(aten.leaky_relu_backward, wrt="input")
-@backward(aten.hardtanh_backward, wrt="input")
-@backward(aten.hardsigmoid_backward, wrt="input")
-@backward(aten.hardshrink_backward, wrt="input")
-@backward(aten.softshrink_backward, wrt="input")
-def slope_is_constant(grad):
-    return None
+#: Backward kernels that multiply each element of the gradient by a slope that is constant on each piece.
+SLOPES = (
+    aten.threshold_backward,
+    aten.leaky_relu_backward,
+    aten.hardtanh_backward,
+    aten.hardsigmoid_backward,
+    aten.softshrink_backward,
+)
+self_adjoint(*SLOPES, wrt="grad_output")
+self_adjoint(aten.hardshrink_backward, wrt="grad_out")
+zero_gradient(*SLOPES, aten.hardshrink_backward, wrt="input")
 
 
 # rrelu: a leaky relu whose slope is drawn per element when training, and the middle of the range otherwise
@@ -148,10 +156,10 @@ def rrelu_with_noise(grad, input, noise, lower, upper, training):
 def prelu(grad, input, weight, needs):
     along_channels = (-1,) + (1,) * (input.dim() - 2) if input.dim() > 1 else (1,) * input.dim()
     shaped = weight.reshape(along_channels)
-    for_input, for_weight = aten._prelu_kernel_backward(grad, input, shaped)
-    if needs[1]:
-        for_weight = for_weight.sum_to_size(shaped.shape).reshape(weight.shape)
-    return for_input if needs[0] else None, for_weight if needs[1] else None
+    grad_input, grad_weight = aten._prelu_kernel_backward(grad, input, shaped)
+    if needs.weight:
+        grad_weight = grad_weight.sum_to_size(shaped.shape).reshape(weight.shape)
+    return grad_input if needs.input else None, grad_weight if needs.weight else None
 
 
 @backward(torch._prelu_kernel, wrt=("input", "weight"))
@@ -162,12 +170,12 @@ def prelu_kernel(grad, input, weight):
 @backward(aten._prelu_kernel_backward, wrt=("grad_output", "input", "weight"))
 def prelu_kernel_backward(grad, grad_output, input, weight, needs):
     # It returns (g, 0) where x > 0 and (weight g, x g) elsewhere.
-    for_input, for_weight = (torch.zeros_like(grad_output) if g is None else g for g in grad)
+    a, b = (torch.zeros_like(grad_output) if g is None else g for g in grad)
     positive, zero = input > 0, torch.zeros_like(grad_output)
     return (
-        torch.where(positive, for_input, for_input * weight + for_weight * input) if needs[0] else None,
-        torch.where(positive, zero, for_weight * grad_output) if needs[1] else None,
-        torch.where(positive, zero, for_input * grad_output) if needs[2] else None,
+        torch.where(positive, a, a * weight + b * input) if needs.grad_output else None,
+        torch.where(positive, zero, b * grad_output) if needs.input else None,
+        torch.where(positive, zero, a * grad_output) if needs.weight else None,
     )
 
 
@@ -209,18 +217,16 @@ def celu_in_place(grad, result, alpha):
     return aten.elu_backward(grad, alpha, 1, 1 / alpha, True, result)
 
 
-@backward(aten.elu_backward, wrt="grad_output")
-def elu_backward(grad, alpha, scale, input_scale, is_result, self_or_result):
-    return aten.elu_backward(grad, alpha, scale, input_scale, is_result, self_or_result)
+self_adjoint(aten.elu_backward, wrt="grad_output")
 
 
 @backward(aten.elu_backward, wrt="self_or_result")
 def elu_backward_self_or_result(grad, grad_output, alpha, scale, input_scale, is_result, self_or_result):
     # Below 0 the slope is input_scale (y + scale alpha) in terms of the result y.
-    bend = input_scale
+    second = input_scale
     if not is_result:
-        bend = scale * alpha * input_scale**2 * (self_or_result * input_scale).exp()
-    return torch.where(self_or_result > 0, 0, grad * grad_output * bend)
+        second = scale * alpha * input_scale**2 * (self_or_result * input_scale).exp()
+    return torch.where(self_or_result > 0, 0, grad * grad_output * second)
 
 
 # gelu: x P(x), with the normal distribution P (density p), or its approximation (1 + tanh u) / 2, u = k (x + c x³)
@@ -231,9 +237,7 @@ def gelu(grad, input, approximate):
     return aten.gelu_backward(grad, input, approximate=approximate)
 
 
-@backward(aten.gelu_backward, wrt="grad_output")
-def gelu_backward(grad, input, approximate):
-    return aten.gelu_backward(grad, input, approximate=approximate)
+self_adjoint(aten.gelu_backward, wrt="grad_output")
 
 
 @backward(aten.gelu_backward, wrt="input")
@@ -241,14 +245,14 @@ def gelu_backward_input(grad, grad_output, input, approximate):
     x = input
     if approximate == "none":
         # (P + x p)' = 2 p + x p', p' = -x p
-        bend = (2 - x * x) * (x * x / -2).exp() / math.sqrt(2 * math.pi)
+        second = (2 - x * x) * (x * x / -2).exp() / math.sqrt(2 * math.pi)
     else:
         k, c = math.sqrt(2 / math.pi), 0.044715
         t = (k * (x + c * x * x * x)).tanh()
         u1, u2 = k * (1 + 3 * c * x * x), k * 6 * c * x
         # ((1 + t) / 2 + x t' / 2)' = t' + x t'' / 2, t' = (1 - t²) u', t'' = (1 - t²) (u'' - 2 t u'²)
-        bend = (1 - t * t) * (u1 + x * (u2 / 2 - t * u1 * u1))
-    return grad * grad_output * bend
+        second = (1 - t * t) * (u1 + x * (u2 / 2 - t * u1 * u1))
+    return grad * grad_output * second
 
 
 # silu: x s(x), with the sigmoid s
@@ -260,11 +264,7 @@ def silu(grad, input):
 
 
 # The kernel multiplies by silu'(x), and does not conjugate it.
-
-
-@backward(aten.silu_backward, wrt="grad_output")
-def silu_backward(grad, input):
-    return aten.silu_backward(grad, conj(input))
+self_adjoint(aten.silu_backward, wrt="grad_output")
 
 
 @backward(aten.silu_backward, wrt="input")
@@ -282,9 +282,7 @@ def mish(grad, input):
     return aten.mish_backward(grad, input)
 
 
-@backward(aten.mish_backward, wrt="grad_output")
-def mish_backward(grad, input):
-    return aten.mish_backward(grad, input)
+self_adjoint(aten.mish_backward, wrt="grad_output")
 
 
 @backward(aten.mish_backward, wrt="input")
@@ -302,9 +300,7 @@ def softplus(grad, input, beta, threshold):
     return aten.softplus_backward(grad, input, beta, threshold)
 
 
-@backward(aten.softplus_backward, wrt="grad_output")
-def softplus_backward(grad, input, beta, threshold):
-    return aten.softplus_backward(grad, input, beta, threshold)
+self_adjoint(aten.softplus_backward, wrt="grad_output")
 
 
 @backward(aten.softplus_backward, wrt="input")
@@ -327,9 +323,7 @@ def log_sigmoid(grad, input, buffer):
     return aten.log_sigmoid_backward(grad, input, buffer)
 
 
-@backward(aten.log_sigmoid_backward, wrt="grad_output")
-def log_sigmoid_backward(grad, input, buffer):
-    return aten.log_sigmoid_backward(grad, input, buffer)
+self_adjoint(aten.log_sigmoid_backward, wrt="grad_output")
 
 
 @backward(aten.log_sigmoid_backward, wrt="input")
@@ -346,9 +340,7 @@ def hardswish(grad, input):
     return aten.hardswish_backward(grad, input)
 
 
-@backward(aten.hardswish_backward, wrt="grad_output")
-def hardswish_backward(grad, input):
-    return aten.hardswish_backward(grad, input)
+self_adjoint(aten.hardswish_backward, wrt="grad_output")
 
 
 @backward(aten.hardswish_backward, wrt="input")
@@ -367,15 +359,15 @@ def glu(grad, input, dim):
 @backward(aten.glu_backward, wrt="grad_output")
 def glu_backward(grad, input, dim):
     a, b = input.chunk(2, dim)
-    for_a, for_b = grad.chunk(2, dim)
+    grad_a, grad_b = grad.chunk(2, dim)
     s = b.sigmoid()
-    return for_a * s + for_b * a * s * (1 - s)
+    return grad_a * s + grad_b * a * s * (1 - s)
 
 
 @backward(aten.glu_backward, wrt="input")
 def glu_backward_input(grad, grad_output, input, dim):
     a, b = input.chunk(2, dim)
-    for_a, for_b = grad.chunk(2, dim)
+    grad_a, grad_b = grad.chunk(2, dim)
     s = b.sigmoid()
     slope = grad_output * s * (1 - s)
-    return torch.cat((for_b * slope, (for_a + for_b * a * (1 - 2 * s)) * slope), dim)
+    return torch.cat((grad_b * slope, (grad_a + grad_b * a * (1 - 2 * s)) * slope), dim)

@@ -1,16 +1,14 @@
-"""Sums, products and quotients of two tensors, or of a tensor and a number."""
+"""Sums, products and quotients of two tensors, or of a tensor and a number; the absolute value."""
 
 import torch
 
+from ops_registry.declare import passes_through, zero_gradient
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj, scaled
 
 # add: a + alpha b
 
-
-@backward(torch.add, wrt="input")
-def add_input(grad):
-    return grad
+passes_through(torch.add, wrt="input")
 
 
 @backward(torch.add, wrt="other")
@@ -20,10 +18,7 @@ def add_other(grad, alpha):
 
 # sub: a - alpha b
 
-
-@backward(torch.sub, wrt="input")
-def sub_input(grad):
-    return grad
+passes_through(torch.sub, wrt="input")
 
 
 @backward(torch.sub, wrt="other")
@@ -39,9 +34,7 @@ def rsub_input(grad, alpha):
     return -grad if alpha == 1 else grad * -conj(alpha)
 
 
-@backward(torch.rsub, wrt="other")
-def rsub_other(grad):
-    return grad
+passes_through(torch.rsub, wrt="other")
 
 
 @backward(torch.mul, wrt="input")
@@ -68,28 +61,17 @@ def div_other(grad, input, other, rounding_mode):
     return None if rounding_mode else -(grad * conj(input / other / other))
 
 
-@backward(torch.floor_divide, wrt="input")
-@backward(torch.floor_divide, wrt="other")
-def floor_divide(grad):
-    return None
+zero_gradient(torch.floor_divide, wrt=("input", "other"))
 
 
 # fmod: a - b trunc(a / b), and remainder: a - b floor(a / b)
 
-
-@backward(torch.fmod, wrt="input")
-def fmod_input(grad):
-    return grad
+passes_through(torch.fmod, torch.remainder, wrt="input")
 
 
 @backward(torch.fmod, wrt="other")
 def fmod_other(grad, input, other):
     return -(grad * torch.div(input, other, rounding_mode="trunc"))
-
-
-@backward(torch.remainder, wrt="input")
-def remainder_input(grad):
-    return grad
 
 
 @backward(torch.remainder, wrt="other")
@@ -102,9 +84,12 @@ def neg(grad):
     return -grad
 
 
-@backward(torch.positive)
-def positive(grad):
-    return grad
+passes_through(torch.positive)
+
+
+@backward(torch.abs)
+def abs(grad, input):
+    return grad * input.sgn()  # for complex z too; z/|z| would underflow where sgn does not
 
 
 @backward(torch.reciprocal)
@@ -114,42 +99,32 @@ def reciprocal(grad, result):
 
 # addcmul: a + value b c
 
-
-@backward(torch.addcmul, wrt="input")
-def addcmul_input(grad):
-    return grad
+passes_through(torch.addcmul, wrt="input")
 
 
 @backward(torch.addcmul, wrt="tensor1")
 def addcmul_tensor1(grad, tensor2, value):
-    return _scaled(grad, value) * conj(tensor2)
+    return scaled(grad, value) * conj(tensor2)
 
 
 @backward(torch.addcmul, wrt="tensor2")
 def addcmul_tensor2(grad, tensor1, value):
-    return _scaled(grad, value) * conj(tensor1)
+    return scaled(grad, value) * conj(tensor1)
 
 
 # addcdiv: a + value b / c
 
-
-@backward(torch.addcdiv, wrt="input")
-def addcdiv_input(grad):
-    return grad
+passes_through(torch.addcdiv, wrt="input")
 
 
 @backward(torch.addcdiv, wrt="tensor1")
 def addcdiv_tensor1(grad, tensor2, value):
-    return _scaled(grad, value) / conj(tensor2)
+    return scaled(grad, value) / conj(tensor2)
 
 
 @backward(torch.addcdiv, wrt="tensor2")
 def addcdiv_tensor2(grad, tensor1, tensor2, value):
-    return -(_scaled(grad, value) * conj(tensor1 / tensor2 / tensor2))
-
-
-def _scaled(grad, value):
-    return grad if value == 1 else grad * conj(value)
+    return -(scaled(grad, value) * conj(tensor1 / tensor2 / tensor2))
 
 
 # lerp: a + weight (b - a)

@@ -1,7 +1,7 @@
 """Scaled dot product attention ``O = dropout(P) V`` with ``P = softmax(Z)`` and scores ``Z = s Q K^T + mask``.
 
 Where torch would take its fused kernel for the CPU, that kernel runs here, forward and backward, and no matrix of the
-size of ``Z`` is ever kept. Elsewhere ``P`` is computed and kept.
+size of ``Z`` is ever saved. Elsewhere ``P`` is computed and saved.
 """
 
 import math
@@ -9,19 +9,17 @@ import math
 import torch
 from torch.nn.attention import SDPBackend
 
+from ops_registry.declare import zero_gradient
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
-from ops_registry.rules.dropout import drop, undrop
-from ops_registry.rules.kernels import total
+from ops_registry.rules.dropout import drop, times_mask
+from ops_registry.shared.optional import total
+from ops_registry.shared.precision import wide
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-
-
-def wide(x):
-    """``x`` in a dtype in which sums over it are exact enough."""
-    return x.float() if x.dtype in (torch.half, torch.bfloat16) else x
 
 
 def factor(query, scale):
@@ -87,39 +85,39 @@ def cast(x, dtype):
 
 def attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fused):
     """``O``, and what the rule needs beside the arguments; ``fused``: the fused kernel gives all gradients wanted."""
-    mask = additive(attn_mask, query.dtype)
+    mask, mask_dtype = additive(attn_mask, query.dtype), None if attn_mask is None else attn_mask.dtype
     if fused and takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
         result, logsumexp = flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)
-        return result, {"output": result, "logsumexp": logsumexp, "weights": None, "kept": None}
+        of_kernel = {"output": result, "logsumexp": logsumexp, "weights": None, "dropout_mask": None}
+        return result, {**of_kernel, "mask_dtype": mask_dtype}
     if is_causal and attn_mask is not None:
         raise UnsupportedCallError("scaled_dot_product_attention: attn_mask and is_causal=True exclude each other")
     dtype, s = query.dtype, factor(query, scale)
     query, key, value = wide(query), wide(key), wide(value)
     if enable_gqa:
         key, value = per_head(key, query.shape[-3]), per_head(value, query.shape[-3])
-    weights, kept = attention_weights(query, key, attn_mask, is_causal, s), None
+    weights, dropout_mask = attention_weights(query, key, attn_mask, is_causal, s), None
     paid = weights
     if dropout_p > 0:
-        paid, kept = drop(weights, dropout_p) if dropout_p < 1 else (weights * 0, None)
-    return (paid @ value).to(dtype), {"output": None, "logsumexp": None, "weights": weights, "kept": kept}
+        paid, dropout_mask = drop(weights, dropout_p) if dropout_p < 1 else (weights * 0, None)
+    written_out = {"output": None, "logsumexp": None, "weights": weights, "dropout_mask": dropout_mask}
+    return (paid @ value).to(dtype), {**written_out, "mask_dtype": mask_dtype}
 
 
 @backward(
     torch._C._nn.scaled_dot_product_attention,
     wrt=("query", "key", "value", "attn_mask"),
+    cast_to_grad=("query", "key", "value"),
     forward=forward_attention,
 )
 def scaled_dot_product_attention(
-    grad, query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, output, logsumexp, weights, kept, needs
-):
-    """dV = drop(P)^T G and dP = undrop(G V^T), from which dZ by softmax; dQ = s dZ K and dK = s dZ^T Q."""
-    if query.dtype != grad.dtype:  # cast by autocast
-        query, key, value, attn_mask = (cast(x, grad.dtype) for x in (query, key, value, attn_mask))
+    grad, query, key, value, attn_mask, mask_dtype, dropout_p, is_causal, scale, enable_gqa, output, logsumexp, weights, dropout_mask, needs
+):  # fmt: skip
+    """dV = drop(P)^T G and dP = drop(G V^T), from which dZ by softmax; dQ = s dZ K and dK = s dZ^T Q."""
+    mask = None if attn_mask is None else attn_mask.to(mask_dtype)  # autocast casts it, but not where it is double
     if weights is None:
-        mask = additive(attn_mask, query.dtype)
-        gradients = flash_backward(
-            grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=mask, scale=scale
-        )
+        options = {"attn_mask": additive(mask, query.dtype), "scale": scale}
+        gradients = flash_backward(grad, query, key, value, output, logsumexp, dropout_p, is_causal, **options)
         # The kernel computes all three; what is not wanted is let go of at once.
         return *(g if need else None for g, need in zip(gradients, needs[:3], strict=True)), None
     s = factor(query, scale)
@@ -127,30 +125,32 @@ def scaled_dot_product_attention(
     heads = [x.shape[-3] if enable_gqa else None for x in (key, value)]
     if enable_gqa:
         key, value = per_head(key, query.shape[-3]), per_head(value, query.shape[-3])
-    if torch.is_grad_enabled():  # what was kept is a constant: compute it again, on record
-        weights = attention_weights(query, key, attn_mask, is_causal, s)
+    if recorded():  # what was saved is a constant: compute it again, on record
+        weights = attention_weights(query, key, mask, is_causal, s)
 
     def dropped(x):
-        return x if dropout_p == 0 else x * 0 if kept is None else undrop(x, kept, 1 / (1 - dropout_p))
+        return (
+            x if dropout_p == 0 else x * 0 if dropout_mask is None else times_mask(x, dropout_mask, 1 / (1 - dropout_p))
+        )
 
-    by_query = by_key = by_value = by_scores = None
-    if needs[2]:
-        by_value = dropped(weights).transpose(-2, -1) @ grad
-    if needs[0] or needs[1] or needs[3]:
-        by_weights = dropped(grad @ value.transpose(-2, -1))
-        by_scores = torch._softmax_backward_data(by_weights, weights, -1, weights.dtype)
-        by_query = (by_scores @ key) * s if needs[0] else None
-        by_key = (by_scores.transpose(-2, -1) @ query) * s if needs[1] else None
+    grad_query = grad_key = grad_value = grad_scores = None
+    if needs.value:
+        grad_value = dropped(weights).transpose(-2, -1) @ grad
+    if needs.query or needs.key or needs.attn_mask:
+        grad_weights = dropped(grad @ value.transpose(-2, -1))
+        grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        grad_query = (grad_scores @ key) * s if needs.query else None
+        grad_key = (grad_scores.transpose(-2, -1) @ query) * s if needs.key else None
     if enable_gqa:
-        by_key = None if by_key is None else merged(by_key, heads[0])
-        by_value = None if by_value is None else merged(by_value, heads[1])
-    return by_query, by_key, by_value, by_scores if needs[3] else None
+        grad_key = None if grad_key is None else merged(grad_key, heads[0])
+        grad_value = None if grad_value is None else merged(grad_value, heads[1])
+    return grad_query, grad_key, grad_value, grad_scores if needs.attn_mask else None
 
 
 @backward(flash, wrt=("query", "key", "value"))
 def flash_attention(grad, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask, scale):
-    g, by_logsumexp = grad
-    if by_logsumexp is not None:
+    g, grad_logsumexp = grad
+    if grad_logsumexp is not None:
         raise UnsupportedCallError("the logsumexp of fused attention has no gradient here: compute it from the scores")
     return flash_backward(
         g, query, key, value, output, logsumexp, dropout_p, is_causal, attn_mask=attn_mask, scale=scale
@@ -165,7 +165,7 @@ def flash_attention(grad, query, key, value, output, logsumexp, dropout_p, is_ca
 
 
 @backward(flash_backward, wrt=("grad_out", "query", "key", "value"))
-def flash_attention_backward(grad, grad_out, query, key, value, is_causal, attn_mask, scale, needs):
+def flash_attention_backward(grad, grad_out, query, key, value, is_causal, attn_mask, scale):
     s, heads = factor(query, scale), (query.shape[-3], key.shape[-3])
     g, q, k, v, a, b, c = (None if x is None else wide(x) for x in (grad_out, query, key, value, *grad))
     k, v, b, c = (None if x is None else per_head(x, heads[0]) for x in (k, v, b, c))
@@ -174,9 +174,9 @@ def flash_attention_backward(grad, grad_out, query, key, value, is_causal, attn_
         return x.sum(-1, keepdim=True)
 
     p = attention_weights(q, k, attn_mask, is_causal, s)
-    by_p = None if c is None else g @ c.transpose(-2, -1)
-    by_g = None if c is None else p @ c
-    by_q = by_k = by_v = None
+    grad_p = None if c is None else g @ c.transpose(-2, -1)
+    grad_g = None if c is None else p @ c
+    grad_q = grad_k = grad_v = None
     t = total(None if a is None else a @ k.transpose(-2, -1), None if b is None else q @ b.transpose(-2, -1))
     if t is not None:
         t = t * s
@@ -184,21 +184,19 @@ def flash_attention_backward(grad, grad_out, query, key, value, is_causal, attn_
         t_rows, dp_rows = rows(p * t), rows(p * dp)
         dz = p * (dp - dp_rows)
         e = p * (t - t_rows)
-        by_g, by_v = total(by_g, e @ v), e.transpose(-2, -1) @ g
-        by_p = total(by_p, t * dp - t_rows * dp - dp_rows * t)
-        by_q = None if b is None else dz @ b
-        by_k = None if a is None else dz.transpose(-2, -1) @ a
-    if by_p is not None:
-        f = p * (by_p - rows(p * by_p))
-        by_q, by_k = total(by_q, f @ k), total(by_k, f.transpose(-2, -1) @ q)
+        grad_g, grad_v = total(grad_g, e @ v), e.transpose(-2, -1) @ g
+        grad_p = total(grad_p, t * dp - t_rows * dp - dp_rows * t)
+        grad_q = None if b is None else dz @ b
+        grad_k = None if a is None else dz.transpose(-2, -1) @ a
+    if grad_p is not None:
+        f = p * (grad_p - rows(p * grad_p))
+        grad_q, grad_k = total(grad_q, f @ k), total(grad_k, f.transpose(-2, -1) @ q)
     return (
-        by_g,
-        None if by_q is None else by_q * s,
-        None if by_k is None else merged(by_k * s, heads[1]),
-        None if by_v is None else merged(by_v, heads[1]),
+        grad_g,
+        None if grad_q is None else grad_q * s,
+        None if grad_k is None else merged(grad_k * s, heads[1]),
+        None if grad_v is None else merged(grad_v, heads[1]),
     )
 
 
-@backward(flash_backward, wrt=("out", "logsumexp"))
-def flash_attention_backward_results(grad):
-    return None
+zero_gradient(flash_backward, wrt=("out", "logsumexp"))

@@ -4,8 +4,9 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
-from ops_registry.rules.kernels import per_result
-from ops_registry.rules.normalisation import BY, all_but_channels, cross, recorded_statistics
+from ops_registry.shared.normalisation import INPUTS, all_but_channels, double_backward, recorded_statistics
+from ops_registry.shared.optional import per_result
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
@@ -13,6 +14,13 @@ aten = torch.ops.aten
 def per_channel(value, rank):
     """A tensor with one number a channel, for broadcasting against one with channels in dimension 1."""
     return None if value is None else value.reshape(-1, *[1] * (rank - 2))
+
+
+def of_batch(input, mean, invstd, training, eps):
+    """The statistics of the batch as the forward call gave them, computed again where their own derivative is wanted."""
+    if not (recorded() and training):
+        return mean, invstd
+    return recorded_statistics(input, all_but_channels(input.dim()), eps, mean)
 
 
 def forward_batch_norm(input, weight, bias, running_mean, running_var, training, momentum, eps, cudnn_enabled):
@@ -24,18 +32,14 @@ def forward_batch_norm(input, weight, bias, running_mean, running_var, training,
     return result, extra
 
 
-@backward(torch.batch_norm, wrt=BY, forward=forward_batch_norm)
-def batch_norm(
-    grad, input, weight, weight_shape, bias_shape, running, mean, invstd, training, eps, reserve, implementation, needs
-):
+@backward(torch.batch_norm, wrt=INPUTS, forward=forward_batch_norm)
+def batch_norm(grad, input, weight, running, mean, invstd, training, eps, reserve, implementation, needs):
     if grad.numel() == 0:  # the kernel would crash
-        return grad, *(
-            grad.new_zeros(s) if n else None for s, n in zip((weight_shape, bias_shape), needs[1:], strict=True)
-        )
-    if torch.is_grad_enabled() and training:
-        mean, invstd = recorded_statistics(input, all_but_channels(input.dim()), eps, mean)
+        channels = input.shape[1]
+        return grad, *(grad.new_zeros(channels) if wanted else None for wanted in needs[1:])
+    statistics = *running, *of_batch(input, mean, invstd, training, eps)
     return aten._batch_norm_impl_index_backward(
-        implementation, input, grad, weight, *running, mean, invstd, training, eps, list(needs), reserve
+        implementation, input, grad, weight, *statistics, training, eps, list(needs), reserve
     )
 
 
@@ -56,16 +60,15 @@ def native_gradients(grad, input, weight, running, mean, invstd, training, eps, 
         raise UnsupportedCallError(
             "the gradient of native batch norm of an empty tensor is not supported: use torch.batch_norm"
         )
-    if torch.is_grad_enabled() and training:
-        mean, invstd = recorded_statistics(input, all_but_channels(input.dim()), eps, mean)
-    return aten.native_batch_norm_backward(grad, input, weight, *running, mean, invstd, training, eps, list(needs))
+    statistics = *running, *of_batch(input, mean, invstd, training, eps)
+    return aten.native_batch_norm_backward(grad, input, weight, *statistics, training, eps, list(needs))
 
 
 def native_backward(func, mean_position, training_position):
     """``backward`` for such a form. As in torch, the statistics that it returns are constants."""
     return backward(
         func,
-        wrt=BY,
+        wrt=INPUTS,
         forward=forward_native(func, mean_position, training_position),
         constant_results=(1, 2, 3),
     )
@@ -90,50 +93,37 @@ def batch_norm_with_update(grad, input, weight, running, mean, invstd, eps, need
     return native_gradients(grad, input, weight, running, mean, invstd, True, eps, needs)
 
 
-def batch_norm_second(grads, g, x, weight, running, saved, train, eps, needs):
-    """The gradients of batch norm's backward kernel by ``g``, ``x``, ``weight`` and the statistics it was given."""
-    rank, (mean, invstd) = x.dim(), saved
+def batch_norm_second(grads, g, x, weight, statistics, train, eps, needs):
+    """The gradients of batch norm's backward kernel by ``g``, ``x``, ``weight`` and the statistics of the batch it was given."""
+    rank, (running_mean, running_var, mean, invstd) = x.dim(), statistics
     dims = all_but_channels(rank)
     if not train:
-        mean, invstd = running[0], (running[1] + eps).rsqrt()
+        mean, invstd = running_mean, (running_var + eps).rsqrt()
     mean, invstd, weight, a, b = (per_channel(t, rank) for t in (mean, invstd, weight, *grads[1:]))
-    found = cross(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
+    found = double_backward(g, x, mean, invstd, weight, dims, (grads[0], a, b), fixed=not train)
     if not train:
-        needs = (*needs[:3], False, False)  # what was saved went unused
-    by_g, by_x, *by_channel = (f if needed else None for f, needed in zip(found, needs, strict=True))
-    by_g = None if by_g is None else by_g.expand(x.shape)
-    return by_g, by_x, *(None if f is None else f.sum(dims) for f in by_channel)
+        needs = (*needs[:3], False, False)  # the statistics of the batch went unused
+    grad_g, grad_x, *per_channel_gradients = (f if needed else None for f, needed in zip(found, needs, strict=True))
+    grad_g = None if grad_g is None else grad_g.expand(x.shape)
+    return grad_g, grad_x, *(None if f is None else f.sum(dims) for f in per_channel_gradients)
 
 
 @backward(
     aten._batch_norm_impl_index_backward, wrt=("grad_output", "input", "weight", "save_mean", "save_var_transform")
 )
 def batch_norm_impl_index_backward(
-    grad,
-    grad_output,
-    input,
-    weight,
-    running_mean,
-    running_var,
-    save_mean,
-    save_var_transform,
-    train,
-    eps,
-    output_mask,
-    needs,
-):
-    running, saved = (running_mean, running_var), (save_mean, save_var_transform)
-    return batch_norm_second(
-        per_result(grad, output_mask), grad_output, input, weight, running, saved, train, eps, needs
-    )
+    grad, grad_output, input, weight, running_mean, running_var, save_mean, save_var_transform, train, eps, output_mask, needs
+):  # fmt: skip
+    statistics = running_mean, running_var, save_mean, save_var_transform
+    return batch_norm_second(per_result(grad, output_mask), grad_output, input, weight, statistics, train, eps, needs)
 
 
 @backward(aten.native_batch_norm_backward, wrt=("grad_out", "input", "weight", "save_mean", "save_invstd"))
 def native_batch_norm_backward(
     grad, grad_out, input, weight, running_mean, running_var, save_mean, save_invstd, train, eps, output_mask, needs
 ):
-    running, saved = (running_mean, running_var), (save_mean, save_invstd)
-    return batch_norm_second(per_result(grad, output_mask), grad_out, input, weight, running, saved, train, eps, needs)
+    statistics = running_mean, running_var, save_mean, save_invstd
+    return batch_norm_second(per_result(grad, output_mask), grad_out, input, weight, statistics, train, eps, needs)
 
 
 # Instance norm is the batch norm of one sample that has the channels of all.
@@ -162,24 +152,12 @@ def forward_instance_norm(
     return result.reshape(input.shape), extra
 
 
-@backward(torch.instance_norm, wrt=BY, forward=forward_instance_norm)
+@backward(torch.instance_norm, wrt=INPUTS, forward=forward_instance_norm)
 def instance_norm(grad, input, weight, running, mean, invstd, use_input_stats, eps, reserve, implementation, needs):
     samples = input.shape[0]
     (weight,) = repeated(samples, weight)
-    shapes = [(input.shape[0] * input.shape[1],)] * 2
-    by_x, *by_channel = batch_norm(
-        as_one_sample(grad),
-        as_one_sample(input),
-        weight,
-        *shapes,
-        running,
-        mean,
-        invstd,
-        use_input_stats,
-        eps,
-        reserve,
-        implementation,
-        needs,
-    )
-    by_w, by_b = (None if t is None else t.reshape(samples, -1).sum(0) for t in by_channel)
-    return None if by_x is None else by_x.reshape(input.shape), by_w, by_b
+    one, x = as_one_sample(grad), as_one_sample(input)
+    noted = (running, mean, invstd, use_input_stats, eps, reserve, implementation)
+    grad_x, *others = batch_norm(one, x, weight, *noted, needs)
+    grad_weight, grad_bias = (None if t is None else t.reshape(samples, -1).sum(0) for t in others)
+    return None if grad_x is None else grad_x.reshape(input.shape), grad_weight, grad_bias

@@ -1,7 +1,6 @@
-"""Bessel functions and Hermite polynomials, of which torch takes no derivative: its results do not even require grad.
+"""Bessel functions and Hermite polynomials. torch takes a derivative of the modified ones of the first kind (i0, i1) alone.
 
-Each function of order 1 is, up to its sign, the slope of that of order 0; its own slope is given by the recurrence of the family. The
-modified ones of the first kind are those of ``special.py``.
+Each function of order 1 is, up to its sign, the slope of that of order 0; its own slope is given by the recurrence of the family.
 """
 
 import math
@@ -9,8 +8,9 @@ import math
 import torch
 import torch.special as S
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
-from ops_registry.rules.trigonometric import sinc
+from ops_registry.rules.special import sinc
 
 
 @backward(S.bessel_j0)
@@ -33,6 +33,40 @@ def bessel_y0(grad, input):
 def bessel_y1(grad, input, result):
     slope = S.bessel_y0(input) - result / input
     return grad * torch.where(input == 0, torch.inf, slope)
+
+
+# Modified, of the first kind: I0' = I1, I1' = I0 - I1/x with 1/2 at 0; the scaled ones carry a factor e^-|x|
+
+
+@backward(torch.i0)
+def i0(grad, input):
+    return grad * S.i1(input)
+
+
+@backward(S.i1)
+def i1(grad, input):
+    zero, x = _off_zero(input)
+    return grad * torch.where(zero, 0.5, torch.i0(x) - S.i1(x) / x)
+
+
+@backward(S.i0e)
+def i0e(grad, input, result):
+    return grad * (S.i1e(input) - input.sgn() * result)
+
+
+@backward(S.i1e)
+def i1e(grad, input):
+    zero, x = _off_zero(input)
+    scaled = S.i1e(x)
+    return grad * torch.where(zero, 0.5, S.i0e(x) - scaled * (x.sgn() + 1 / x))
+
+
+def _off_zero(input):
+    zero = input == 0
+    return zero, torch.where(zero, 1, input)
+
+
+# Modified, of the second kind
 
 
 @backward(S.modified_bessel_k0)
@@ -76,10 +110,7 @@ def hermite_polynomial_he(grad, x, n):
     return grad * (S.hermite_polynomial_he(x, n - 1) * degree(n))
 
 
-@backward(S.hermite_polynomial_h, wrt="n")
-@backward(S.hermite_polynomial_he, wrt="n")
-def hermite_degree(grad):
-    return None
+zero_gradient(S.hermite_polynomial_h, S.hermite_polynomial_he, wrt="n")
 
 
 def degree(n):

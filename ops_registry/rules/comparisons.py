@@ -2,7 +2,7 @@
 
 import torch
 
-from ops_registry.registry import no_gradient
+from ops_registry.declare import no_gradient
 
 # Comparisons and tests
 no_gradient(torch.eq, torch.ne, torch.lt, torch.le, torch.gt, torch.ge)

@@ -2,13 +2,11 @@
 
 import torch
 
+from ops_registry.declare import passes_through
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj as conjugate
+from ops_registry.shared.conjugate import conj as conjugate
 
-
-@backward(torch.real)
-def real(grad):
-    return grad
+passes_through(torch.real, torch.resolve_conj, torch.resolve_neg)
 
 
 @backward(torch.imag)
@@ -16,16 +14,9 @@ def imag(grad):
     return grad * 1j
 
 
-@backward(torch.conj)
-@backward(torch.conj_physical)
+@backward(torch.conj, torch.conj_physical)
 def conj(grad):
     return conjugate(grad)
-
-
-@backward(torch.resolve_conj)
-@backward(torch.resolve_neg)
-def resolve(grad):
-    return grad
 
 
 @backward(torch.angle)
@@ -67,5 +58,7 @@ def complex_imag(grad):
 @backward(torch.polar, wrt=("abs", "angle"))
 def polar(grad, abs, angle, needs):
     cos, sin = angle.cos(), angle.sin()
-    along = grad.real * cos + grad.imag * sin if needs[0] else None
-    return along, (grad.imag * cos - grad.real * sin) * abs if needs[1] else None
+    return (
+        grad.real * cos + grad.imag * sin if needs.abs else None,
+        (grad.imag * cos - grad.real * sin) * abs if needs.angle else None,
+    )

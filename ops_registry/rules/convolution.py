@@ -7,10 +7,14 @@ three arguments, and so is every gradient of a gradient.
 import torch
 
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.kernels import in_dtype_of, per_result, total
+from ops_registry.shared.optional import per_result, total
 
-BY_X = [True, False, False]
-BY_W = [False, True, False]
+#: What a formula of a convolution covers, and what of it the kernel casts: it wants one dtype throughout.
+INPUTS = ("input", "weight", "bias")
+CAST = ("input", "weight")
+
+X_ALONE = [True, False, False]
+W_ALONE = [False, True, False]
 
 
 def repeated(value, n):
@@ -34,29 +38,26 @@ def complex_kernel(g, x, w, geometry, mask):
         return torch.complex(f(a.real, b.real) - f(a.imag, b.imag), f(a.real, b.imag) + f(a.imag, b.real))
 
     x_real, w_real = x.real, w.real  # for their shapes
-    by_x = product(g, w.conj(), lambda a, b: kernel(a, x_real, b, None, geometry, BY_X)[0]) if mask[0] else None
-    by_w = product(g, x.conj(), lambda a, b: kernel(a, b, w_real, None, geometry, BY_W)[1]) if mask[1] else None
-    by_b = g.sum([d for d in range(g.dim()) if d != 1]) if mask[2] else None
-    return by_x, by_w, by_b
+    grad_x = product(g, w.conj(), lambda a, b: kernel(a, x_real, b, None, geometry, X_ALONE)[0]) if mask[0] else None
+    grad_w = product(g, x.conj(), lambda a, b: kernel(a, b, w_real, None, geometry, W_ALONE)[1]) if mask[1] else None
+    grad_b = g.sum([d for d in range(g.dim()) if d != 1]) if mask[2] else None
+    return grad_x, grad_w, grad_b
 
 
 def gradients(g, x, w, bias_shape, geometry, needs):
     """The gradients of one convolution; its input may lack the batch dimension."""
-    x, w = in_dtype_of(g, x, w)
     unbatched = x.dim() < w.dim()
     if unbatched:
         g, x = g.unsqueeze(0), x.unsqueeze(0)
     mask = list(needs)
     if g.is_complex():
-        by_x, by_w, by_b = complex_kernel(g, x, w, geometry, mask)
+        grad_x, grad_w, grad_b = complex_kernel(g, x, w, geometry, mask)
     else:
-        by_x, by_w, by_b = kernel(g, x, w, list(bias_shape) if mask[2] else None, geometry, mask)
-    return by_x.squeeze(0) if unbatched and mask[0] else by_x, by_w, by_b
+        grad_x, grad_w, grad_b = kernel(g, x, w, list(bias_shape) if mask[2] else None, geometry, mask)
+    return grad_x.squeeze(0) if unbatched and mask[0] else grad_x, grad_w, grad_b
 
 
-@backward(torch.conv1d, wrt=("input", "weight", "bias"))
-@backward(torch.conv2d, wrt=("input", "weight", "bias"))
-@backward(torch.conv3d, wrt=("input", "weight", "bias"))
+@backward(torch.conv1d, torch.conv2d, torch.conv3d, wrt=INPUTS, cast_to_grad=CAST)
 def conv(grad, input, weight, bias_shape, stride, padding, dilation, groups, needs):
     n = weight.dim() - 2
     stride, dilation = repeated(stride, n), repeated(dilation, n)
@@ -76,24 +77,21 @@ def same_padded(g, x, w, bias_shape, strides, needs):
     if not any(odd):
         return gradients(g, x, w, bias_shape, geometry, needs)
     at_the_end = [side for more in reversed(odd) for side in (0, more)]
-    by_x, by_w, by_b = gradients(g, torch.constant_pad_nd(x, at_the_end), w, bias_shape, geometry, needs)
-    if by_x is not None:
+    grad_x, grad_w, grad_b = gradients(g, torch.constant_pad_nd(x, at_the_end), w, bias_shape, geometry, needs)
+    if grad_x is not None:
         for d, length in enumerate(x.shape[-n:]):
-            by_x = by_x.narrow(d - n, 0, length)
-    return by_x, by_w, by_b
+            grad_x = grad_x.narrow(d - n, 0, length)
+    return grad_x, grad_w, grad_b
 
 
-@backward(torch.conv_transpose1d, wrt=("input", "weight", "bias"))
-@backward(torch.conv_transpose2d, wrt=("input", "weight", "bias"))
-@backward(torch.conv_transpose3d, wrt=("input", "weight", "bias"))
+@backward(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, wrt=INPUTS, cast_to_grad=CAST)
 def conv_transpose(grad, input, weight, bias_shape, stride, padding, output_padding, groups, dilation, needs):
     n = weight.dim() - 2
     stride, padding, dilation, output_padding = (repeated(v, n) for v in (stride, padding, dilation, output_padding))
     return gradients(grad, input, weight, bias_shape, (stride, padding, dilation, True, output_padding, groups), needs)
 
 
-@backward(torch.convolution, wrt=("input", "weight", "bias"))
-@backward(torch._convolution, wrt=("input", "weight", "bias"))
+@backward(torch.convolution, torch._convolution, wrt=INPUTS, cast_to_grad=CAST)
 def convolution(grad, input, weight, bias_shape, stride, padding, dilation, transposed, output_padding, groups, needs):
     n = weight.dim() - 2
     stride, padding, dilation, output_padding = (repeated(v, n) for v in (stride, padding, dilation, output_padding))
@@ -111,20 +109,19 @@ def convolution_backward(
 ):
     v, a, b = per_result(grad, output_mask)
     geometry = (stride, padding, dilation, transposed, output_padding, groups)
-    by_g = by_x = by_w = None
-    if needs[0]:
-        by_g = total(
+    grad_g = grad_x = grad_w = None
+    if needs.grad_output:
+        grad_g = total(
             None if v is None else torch.convolution(v, weight, None, *geometry),
             None if a is None else torch.convolution(input, a, b, *geometry),
         )
         if a is None and b is not None:
-            spread = b.reshape(-1, *[1] * len(stride)).expand(grad_output.shape)
-            by_g = total(by_g, spread)
-    if needs[1] and a is not None:
-        by_x = kernel(grad_output, input, a, None, geometry, BY_X)[0]
-    if needs[2] and v is not None:
-        by_w = kernel(grad_output, v, weight, None, geometry, BY_W)[1]
-    return by_g, by_x, by_w
+            grad_g = total(grad_g, b.reshape(-1, *[1] * len(stride)).expand(grad_output.shape))
+    if needs.input and a is not None:
+        grad_x = kernel(grad_output, input, a, None, geometry, X_ALONE)[0]
+    if needs.weight and v is not None:
+        grad_w = kernel(grad_output, v, weight, None, geometry, W_ALONE)[1]
+    return grad_g, grad_x, grad_w
 
 
 @decomposition(torch.conv_tbc)

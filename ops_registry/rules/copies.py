@@ -1,49 +1,20 @@
-"""Copies and conversions: clone, contiguous, to another dtype, device or layout of memory."""
+"""Copies and conversions: clone, contiguous, copy_, to another dtype, device or layout of memory."""
 
 import torch
 
-from ops_registry.registry import backward, decomposition, no_gradient
+from ops_registry.declare import no_gradient, passes_through, zero_gradient
+from ops_registry.registry import backward, decomposition
 
 # The value stays what it is, so the gradient does too: the dtype is projected, the device is put back here.
 
-
-@backward(torch.clone)
-def clone(grad):
-    return grad
-
-
-@backward(torch.Tensor.contiguous)
-def contiguous(grad):
-    return grad
+passes_through(torch.clone, torch.Tensor.contiguous, torch.Tensor.pin_memory)
+passes_through(torch.ops.aten.alias, torch.ops.aten.lift, torch.ops.aten.lift_fresh)
+passes_through(torch.Tensor.double, torch.Tensor.float, torch.Tensor.half, torch.Tensor.bfloat16)
+passes_through(torch.Tensor.cdouble, torch.Tensor.cfloat, torch.Tensor.chalf)
 
 
-@backward(torch.ops.aten.alias)
-def alias(grad):
-    return grad
-
-
-@backward(torch.ops.aten.lift)
-def lift(grad):
-    return grad
-
-
-@backward(torch.ops.aten.lift_fresh)
-def lift_fresh(grad):
-    return grad
-
-
-@backward(torch.Tensor.to)
+@backward(torch.Tensor.to, torch.ops.aten._to_copy, torch.Tensor.type, torch.Tensor.cpu, torch.Tensor.cuda)
 def to(grad, input_device):
-    return grad.to(input_device)
-
-
-@backward(torch.ops.aten._to_copy)
-def _to_copy(grad, input_device):
-    return grad.to(input_device)
-
-
-@backward(torch.Tensor.type)
-def type(grad, input_device):
     return grad.to(input_device)
 
 
@@ -52,35 +23,15 @@ def type_as(input, other):
     return input.to(other.device, other.dtype)
 
 
-@backward(torch.Tensor.cpu)
-def cpu(grad, input_device):
-    return grad.to(input_device)
+# Copying into a tensor: what was there before has no influence any more.
+
+zero_gradient(torch.Tensor.copy_)
 
 
-@backward(torch.Tensor.cuda)
-def cuda(grad, input_device):
-    return grad.to(input_device)
+@backward(torch.Tensor.copy_, wrt="src")
+def copy_source(grad, src_device):
+    return grad.to(src_device)
 
-
-@backward(torch.Tensor.pin_memory)
-def pin_memory(grad):
-    return grad
-
-
-def _same(grad):
-    return grad
-
-
-for _convert in (
-    torch.Tensor.double,
-    torch.Tensor.float,
-    torch.Tensor.half,
-    torch.Tensor.bfloat16,
-    torch.Tensor.cdouble,
-    torch.Tensor.cfloat,
-    torch.Tensor.chalf,
-):
-    backward(_convert)(_same)
 
 no_gradient(
     torch.Tensor.bool,

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 from ops_registry.registry import backward, decomposition
+from ops_registry.shared.recorded import recorded
 
 MEAN, SUM = 1, 2
 INF = torch.inf
@@ -48,7 +49,7 @@ def _ctc_loss(grad, log_probs, targets, input_lengths, target_lengths, blank, ze
     probs = log_probs.exp()
     normalised = (probs.sum(-1, keepdim=True) - 1).abs() < SLACK
     weight = grad.reshape(1, -1, 1)
-    if not torch.is_grad_enabled():  # the kernel is as fast as torch, but cannot be differentiated
+    if not recorded():  # the kernel is as fast as torch, but cannot be differentiated
         low = log_probs.clamp_min(-1e30)  # it divides by the probabilities
         lengths = input_lengths, target_lengths
         kernel = torch.ops.aten._ctc_loss_backward

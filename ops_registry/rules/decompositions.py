@@ -1,4 +1,4 @@
-"""Decompositions of a matrix: LU, QR, eigenvalues, singular values, Householder reflections.
+"""Decompositions of a matrix: LU, QR, Cholesky, eigenvalues, singular values, Householder reflections.
 
 Gradients are written on the vectors that were returned, never on new ones: their sign or phase is not unique.
 """
@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
-from ops_registry.rules.kernels import total
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.optional import total
 
 
 def zeros_for_none(grads, results):
@@ -41,8 +41,7 @@ def lu(grad, P, L, U):
     return lu_backward(grad_L, grad_U, P, L, U)
 
 
-@backward(torch.linalg.lu_factor, wrt="A")
-@backward(torch.linalg.lu_factor_ex, wrt="A")
+@backward(torch.linalg.lu_factor, torch.linalg.lu_factor_ex, wrt="A")
 @backward(torch._C._VariableFunctions._lu_with_info, wrt="input")
 def lu_factor(grad, LU, pivots):
     k = min(LU.shape[-2:])
@@ -89,6 +88,25 @@ def qr(grad, mode, Q, R):
 @decomposition(torch.qr)
 def torch_qr(input, some):
     return torch.return_types.qr(torch.linalg.qr(input, "reduced" if some else "complete"))
+
+
+# Cholesky: A = L Lᴴ. L⁻¹ dL is the lower triangle of L⁻¹ dA L⁻ᴴ, its diagonal halved. The gradient is symmetric as well.
+
+
+def cholesky_backward(grad, L):
+    lower = (L.mH @ grad).tril()
+    half = torch.linalg.solve_triangular(L.mH, (lower + lower.tril(-1).mH) / 2, upper=True)
+    return torch.linalg.solve_triangular(L, half, upper=False, left=False)
+
+
+@backward(torch.cholesky, torch.linalg.cholesky, wrt="input")
+def cholesky(grad, upper, result):
+    return cholesky_backward(grad.mH, result.mH) if upper else cholesky_backward(grad, result)
+
+
+@backward(torch.linalg.cholesky_ex, wrt="input")
+def cholesky_ex(grad, upper, L):
+    return cholesky_backward(grad.mH, L.mH) if upper else cholesky_backward(grad, L)
 
 
 # Eigenvalues and eigenvectors: V⁻¹ dA V has dλ on its diagonal and (λ_j - λ_i) (V⁻¹ dV)_ij off it.
@@ -220,7 +238,7 @@ def reflections(input, tau, transpose):
         yield i, v, conj(factor) if transpose else factor
 
 
-def reflected_backward(grad, input, tau, C, transpose, needs):
+def reflected_backward(grad, input, tau, C, transpose):
     """The gradients of ``input``, ``tau`` and ``C`` through Q C, or through Qᴴ C with ``transpose``."""
     steps = []
     for i, v, factor in reflections(input, tau, transpose):
@@ -231,24 +249,18 @@ def reflected_backward(grad, input, tau, C, transpose, needs):
     for i, v, factor, before, row in reversed(steps):
         grad_row = v.mH @ grad
         factors[i] = -(conj(row) * grad_row).sum(-1)
-        by_v = -(conj(factor) * (grad @ row.mH) + factor * (before @ grad_row.mH))
-        below = by_v[..., i + 1 :, :]
-        columns[i] = torch.cat([torch.zeros_like(by_v[..., : i + 1, :]), below], -2)
+        grad_v = -(conj(factor) * (grad @ row.mH) + factor * (before @ grad_row.mH))
+        columns[i] = torch.cat([torch.zeros_like(grad_v[..., : i + 1, :]), grad_v[..., i + 1 :, :]], -2)
         grad = grad - conj(factor) * v @ grad_row
-    by_input = by_tau = None
-    if needs[0]:
-        unread = torch.zeros_like(input[..., len(steps) :])
-        by_input = torch.cat([*columns, unread], -1)
-    if needs[1]:
-        by_tau = torch.cat(factors, -1) if steps else torch.zeros_like(tau)
-        by_tau = conj(by_tau) if transpose else by_tau
-    return by_input, by_tau, grad if needs[2] else None
+    unread = torch.zeros_like(input[..., len(steps) :])
+    grad_tau = torch.cat(factors, -1) if steps else torch.zeros_like(tau)
+    return torch.cat([*columns, unread], -1), conj(grad_tau) if transpose else grad_tau, grad
 
 
 @backward(torch.linalg.householder_product, wrt=("input", "tau"))
-def householder_product(grad, input, tau, needs):
+def householder_product(grad, input, tau):
     start = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device).expand_as(input)
-    return reflected_backward(grad, input, tau, start, False, (*needs, False))[:2]
+    return reflected_backward(grad, input, tau, start, False)[:2]
 
 
 @decomposition(torch.orgqr)
@@ -257,9 +269,9 @@ def orgqr(input, input2):
 
 
 @backward(torch.ormqr, wrt=("input", "input2", "input3"))
-def ormqr(grad, input, input2, input3, left, transpose, needs):
+def ormqr(grad, input, input2, input3, left, transpose):
     if left:
-        return reflected_backward(grad, input, input2, input3, transpose, needs)
+        return reflected_backward(grad, input, input2, input3, transpose)
     # C Q = (Qᴴ Cᴴ)ᴴ
-    by_input, by_tau, by_C = reflected_backward(grad.mH, input, input2, input3.mH, not transpose, needs)
-    return by_input, by_tau, None if by_C is None else by_C.mH
+    grad_input, grad_tau, grad_C = reflected_backward(grad.mH, input, input2, input3.mH, not transpose)
+    return grad_input, grad_tau, grad_C.mH

@@ -8,7 +8,8 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.recorded import recorded
 
 
 def cofactors(matrix):
@@ -110,7 +111,7 @@ def forward_det(matrix):
 
 def _det(grad, matrix, LU, pivots):
     # The factors are constants: of no use where backward is recorded.
-    return grad[..., None, None] * (cofactors(matrix) if torch.is_grad_enabled() else cofactors_of(LU, pivots))
+    return grad[..., None, None] * (cofactors(matrix) if recorded() else cofactors_of(LU, pivots))
 
 
 @backward(torch.det, wrt="input", forward=forward_det)
@@ -136,7 +137,7 @@ def _slogdet(grad, matrix, sign, LU, pivots):
     else:
         return None
     scaled = factor[..., None, None] * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
-    if torch.is_grad_enabled():  # the factors are constants
+    if recorded():  # the factors are constants
         return torch.linalg.solve_ex(matrix.mH, scaled)[0]
     return torch.linalg.lu_solve(LU, pivots, scaled, adjoint=True)
 

@@ -1,6 +1,6 @@
-"""Dropout in all its forms. The random stream is torch's; what is kept of it is one bool for each number drawn.
+"""Dropout in all its forms. The random stream is torch's; what is saved of it is one bool for each number drawn.
 
-With ``p = 0``, outside training and for empty tensors torch hands the input back as it is, so nothing is drawn or kept
+With ``p = 0``, outside training and for empty tensors torch hands the input back as it is, so nothing is drawn or saved
 then; nor with ``p = 1``, where nothing survives.
 """
 
@@ -10,12 +10,13 @@ import math
 import torch
 
 from ops_registry.registry import backward
+from ops_registry.shared.masks import zeros_and_ones
 
 #: scale * alpha of SELU: a dropped value becomes its negative, before mean and variance are put back.
 SELU_FLOOR = 1.7580993408473766
 
 
-def draws(input, p, train):
+def is_random(input, p, train):
     """Whether torch draws random numbers in this call; not in an invalid one, of which torch says what is wrong."""
     return train and 0 < p < 1 and input.numel() > 0
 
@@ -37,21 +38,21 @@ def drop(input, p):
     return noise.div_(1 - p).mul_(input), mask
 
 
-def undrop(grad, mask, scale):
+def times_mask(grad, mask, scale):
     """``grad`` times the noise that ``mask`` stands for: ``scale`` where it holds, 0 elsewhere."""
-    noise = mask.view(torch.int8).to(grad.dtype)  # signed bytes become numbers much faster than bools do
+    noise = zeros_and_ones(mask, grad.dtype)
     if noise.shape != grad.shape:
         return grad * (noise * scale)
     return torch.addcmul(grad.new_zeros(()), grad, noise, value=scale)
 
 
-def undropped(grad, train, p):
-    """The gradient where nothing was drawn."""
+def without_mask(grad, train, p):
+    """The gradient of a call that drew no numbers."""
     return grad * 0 if train and p == 1 else grad
 
 
 def forward_dropout(input, p, train):
-    if not draws(input, p, train):
+    if not is_random(input, p, train):
         return torch.dropout(input, p, train), {"mask": None}
     result, mask = drop(input, p)
     return result, {"mask": mask}
@@ -59,11 +60,11 @@ def forward_dropout(input, p, train):
 
 @backward(torch.dropout, forward=forward_dropout)
 def dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else undrop(grad, mask, 1 / (1 - p))
+    return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, 1 / (1 - p))
 
 
 def forward_feature_dropout(input, p, train):
-    if not draws(input, p, train) or input.dim() < 2:
+    if not is_random(input, p, train) or input.dim() < 2:
         return torch.feature_dropout(input, p, train), {"mask": None}
     noise = noise_per_channel(input).bernoulli_(1 - p)
     return input * (noise / (1 - p)), {"mask": noise.bool()}
@@ -71,7 +72,7 @@ def forward_feature_dropout(input, p, train):
 
 @backward(torch.feature_dropout, forward=forward_feature_dropout)
 def feature_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else undrop(grad, mask, 1 / (1 - p))
+    return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, 1 / (1 - p))
 
 
 # Alpha dropout: x -> a (m x + (m - 1) floor + p floor) with a bool mask m has the mean and variance of x ~ N(0, 1).
@@ -82,7 +83,7 @@ def slope(p):
 
 
 def forward_alpha(func, make_noise, least_rank, input, p, train):
-    if not draws(input, p, train) or input.dim() < least_rank:
+    if not is_random(input, p, train) or input.dim() < least_rank:
         return func(input, p, train), {"mask": None}
     a = slope(p)
     noise = make_noise(input).bernoulli_(1 - p)
@@ -93,7 +94,7 @@ def forward_alpha(func, make_noise, least_rank, input, p, train):
 
 @backward(torch.alpha_dropout, forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0))
 def alpha_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else undrop(grad, mask, slope(p))
+    return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, slope(p))
 
 
 @backward(
@@ -101,7 +102,7 @@ def alpha_dropout(grad, mask, p, train):
     forward=functools.partial(forward_alpha, torch.feature_alpha_dropout, noise_per_channel, 2),
 )
 def feature_alpha_dropout(grad, mask, p, train):
-    return undropped(grad, train, p) if mask is None else undrop(grad, mask, slope(p))
+    return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, slope(p))
 
 
 # native_dropout returns its mask, and may be told to train by None.
@@ -116,9 +117,9 @@ def forward_native_dropout(input, p, train):
 def native_dropout(grad, mask, p, train):
     if train is False:
         return grad
-    return undrop(grad, mask, 0.0 if p == 1 else 1 / (1 - p))
+    return times_mask(grad, mask, 0.0 if p == 1 else 1 / (1 - p))
 
 
 @backward(torch.ops.aten.native_dropout_backward, wrt="grad_output")
 def native_dropout_backward(grad, mask, scale):
-    return undrop(grad, mask, scale)
+    return times_mask(grad, mask, scale)

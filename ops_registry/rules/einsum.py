@@ -1,4 +1,4 @@
-"""Einstein summation, ``tensordot`` and the Kronecker product: sums of products, told apart by their indices.
+"""Einstein summation: sums of products, told apart by their indices.
 
 ``einsum`` is taken apart into steps of one or two operands (``einsum_one``, ``einsum_two``), which have a rule each:
 the gradient of one operand is the Einstein sum of the result's gradient and the other operand, over the indices that
@@ -13,10 +13,10 @@ from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
 
-#: The C functions behind ``torch.einsum`` and ``torch.tensordot``.
-einsum, tensordot = torch._C._VariableFunctions.einsum, torch._C._VariableFunctions.tensordot
+#: The C function behind ``torch.einsum``.
+einsum = torch._C._VariableFunctions.einsum
 
 
 def einsum_one(equation, operand):
@@ -36,18 +36,18 @@ def einsum_two(equation, left, right):
 @backward(einsum_one, wrt="operand")
 def einsum_one_operand(grad, equation, operand_shape):
     operand, result = equation.split("->")
-    kept = _distinct(operand, within=result)
-    return _spread(einsum_one(f"{result}->{kept}", grad), kept, operand, operand_shape)
+    labelled = _distinct(operand, within=result)
+    return _with_all_labels(einsum_one(f"{result}->{labelled}", grad), labelled, operand, operand_shape)
 
 
-@backward(einsum_two, wrt="left")
+@backward(einsum_two, wrt="left", cast_to_grad="right")
 def einsum_two_left(grad, equation, left_shape, right):
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")
     return _towards(left_labels, left_shape, grad, result, right, right_labels)
 
 
-@backward(einsum_two, wrt="right")
+@backward(einsum_two, wrt="right", cast_to_grad="left")
 def einsum_two_right(grad, equation, left, right_shape):
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")
@@ -55,27 +55,27 @@ def einsum_two_right(grad, equation, left, right_shape):
 
 
 def _towards(labels, shape, grad, result, other, other_labels):
-    other = conj(other if other.dtype == grad.dtype else other.to(grad.dtype))
-    kept = _distinct(labels, within=result + other_labels)
-    return _spread(einsum_two(f"{result},{other_labels}->{kept}", grad, other), kept, labels, shape)
+    labelled = _distinct(labels, within=result + other_labels)
+    product = einsum_two(f"{result},{other_labels}->{labelled}", grad, conj(other))
+    return _with_all_labels(product, labelled, labels, shape)
 
 
 def _distinct(labels, within):
     return "".join(label for label in dict.fromkeys(labels) if label in within)
 
 
-def _spread(grad, kept, labels, shape):
-    """``grad``, whose axes are ``kept``, as the gradient of an operand with ``labels``.
+def _with_all_labels(grad, labelled, labels, shape):
+    """``grad``, whose axes are ``labelled``, as the gradient of an operand with ``labels``.
 
     Along labels that were summed out of that operand alone the gradient is constant; off a diagonal (a repeated label)
     it is zero.
     """
-    if kept == labels and grad.shape == shape:
+    if labelled == labels and grad.shape == shape:
         return grad
     distinct = "".join(dict.fromkeys(labels))
     sizes = dict(zip(labels, shape, strict=True))
     for axis, label in enumerate(distinct):
-        if label not in kept:
+        if label not in labelled:
             grad = grad.unsqueeze(axis)
     full = [sizes[label] if sizes[label] != 1 else have for label, have in zip(distinct, grad.shape, strict=True)]
     grad = grad.expand(full)
@@ -133,54 +133,3 @@ def explicit_labels(equation, ranks):
     named = "".join(terms).replace("...", "")
     once = "".join(sorted(label for label in set(named) if named.count(label) == 1))
     return spelled, ellipsis + once
-
-
-# tensordot: contracted axes are taken pairwise, the free ones of the first come before those of the second
-
-
-@backward(tensordot, wrt="input")
-def tensordot_input(grad, input_shape, other, dims_self, dims_other):
-    free = len(input_shape) - len(dims_self)
-    return _uncontracted(grad, range(free, grad.ndim), other, dims_other, input_shape, dims_self)
-
-
-@backward(tensordot, wrt="other")
-def tensordot_other(grad, input, other_shape, dims_self, dims_other):
-    free = input.ndim - len(dims_self)
-    return _uncontracted(grad, range(free), input, dims_self, other_shape, dims_other)
-
-
-def _uncontracted(grad, grad_axes, other, other_dims, shape, dims):
-    """The gradient of an operand of ``shape``, contracted along ``dims``: ``grad`` times ``other`` over free axes."""
-    other = conj(other if other.dtype == grad.dtype else other.to(grad.dtype))
-    partner = {d % other.ndim: own % len(shape) for d, own in zip(other_dims, dims, strict=True)}
-    free = [d for d in range(other.ndim) if d not in partner]
-    product = tensordot(grad, other, list(grad_axes), free)
-    # The axes of the product: this operand's free ones, then its contracted ones in the order of the other operand.
-    own = set(partner.values())
-    order = [d for d in range(len(shape)) if d not in own] + [partner[d] for d in sorted(partner)]
-    product = product.permute([order.index(d) for d in range(len(shape))])
-    # A contracted axis of length 1 met a longer one: the sum ran over the longer one alone.
-    return product.expand([s if s != 1 else have for s, have in zip(shape, product.shape, strict=True)])
-
-
-# kron: with every axis split in two, (a ⊗ b)[i, k] = a[i] b[k]
-
-
-@backward(torch.kron, wrt="input")
-def kron_input(grad, input_shape, other):
-    return _kron_factor(grad, input_shape, other, other.shape, 1).reshape(input_shape)
-
-
-@backward(torch.kron, wrt="other")
-def kron_other(grad, input, other_shape):
-    return _kron_factor(grad, input.shape, input, other_shape, 0).reshape(other_shape)
-
-
-def _kron_factor(grad, input_shape, factor, other_shape, side):
-    """``grad`` contracted with ``factor``, which is the first (``side`` 0) or the second of the two."""
-    rank = grad.ndim
-    pairs = [(*((1,) * (rank - len(shape))), *shape) for shape in (input_shape, other_shape)]
-    split = grad.reshape([size for pair in zip(*pairs, strict=True) for size in pair])
-    factor = conj(factor if factor.dtype == grad.dtype else factor.to(grad.dtype)).reshape(pairs[side])
-    return tensordot(split, factor, list(range(side, 2 * rank, 2)), list(range(rank)))

@@ -2,8 +2,10 @@
 
 import torch
 
-from ops_registry.registry import backward, no_gradient
-from ops_registry.rules.helpers import add_at, add_slices
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward
+from ops_registry.shared.picking import add_at, add_slices
+from ops_registry.shared.recorded import recorded
 
 no_gradient(torch._C._nn.one_hot)
 
@@ -76,7 +78,7 @@ def embedding_bag_weight(
     noted, chosen,
 ):  # fmt: skip
     none = _none(padding_idx, weight_shape)
-    if not (sparse or scale_grad_by_freq or mode == _MAX or torch.is_grad_enabled()):
+    if not (sparse or scale_grad_by_freq or mode == _MAX or recorded()):
         # The kernel does without a row of the table for each index. (It scales wrongly, and cannot be differentiated.)
         indices, offsets = _by_address(indices, offsets)
         return torch.ops.aten._embedding_bag_backward(

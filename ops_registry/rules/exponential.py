@@ -1,11 +1,11 @@
-"""Exponentials, logarithms, and the logistic function with its inverse."""
+"""Exponentials and logarithms, of one number and of sums of two."""
 
 import math
 
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
 
 LN2, LN10 = math.log(2), math.log(10)
 
@@ -51,7 +51,10 @@ def log1p(grad, input):
 @backward(torch.logaddexp, wrt=("input", "other"))
 def logaddexp(grad, input, other, needs):
     lead, trail = _leads(input, other)
-    return grad * conj(lead.sigmoid()) if needs[0] else None, grad * conj(trail.sigmoid()) if needs[1] else None
+    return (
+        grad * conj(lead.sigmoid()) if needs.input else None,
+        grad * conj(trail.sigmoid()) if needs.other else None,
+    )
 
 
 # logaddexp2: log2(2^a + 2^b), so d/da = 2^a / (2^a + 2^b)
@@ -60,8 +63,10 @@ def logaddexp(grad, input, other, needs):
 @backward(torch.logaddexp2, wrt=("input", "other"))
 def logaddexp2(grad, input, other, needs):
     lead, trail = _leads(input, other)
-    own = grad * torch.sigmoid(lead * LN2) if needs[0] else None
-    return own, grad * torch.sigmoid(trail * LN2) if needs[1] else None
+    return (
+        grad * torch.sigmoid(lead * LN2) if needs.input else None,
+        grad * torch.sigmoid(trail * LN2) if needs.other else None,
+    )
 
 
 def _leads(one, two):
@@ -96,39 +101,3 @@ def ldexp_input(grad, other):
 @backward(torch.ldexp, wrt="other")
 def ldexp_other(grad, result):
     return grad * conj(result * LN2)
-
-
-# sigmoid: s = 1 / (1 + e^-x), so ds/dx = s (1 - s)
-
-
-@backward(torch.sigmoid)
-def sigmoid(grad, result):
-    return torch.ops.aten.sigmoid_backward(grad, result)
-
-
-@backward(torch.ops.aten.sigmoid_backward, wrt="grad_output")
-def sigmoid_backward_grad_output(grad, output):
-    return torch.ops.aten.sigmoid_backward(grad, conj(output))
-
-
-@backward(torch.ops.aten.sigmoid_backward, wrt="output")
-def sigmoid_backward_output(grad, grad_output, output):
-    return conj(grad) * grad_output * conj(1 - output - output)
-
-
-@backward(torch.logit)
-def logit(grad, input, eps):
-    """``1 / (x (1 - x))``; 0 where ``eps`` clamps, nan outside of [0, 1] where nothing does."""
-    return torch.ops.aten.logit_backward(grad, input, eps)
-
-
-@backward(torch.ops.aten.logit_backward, wrt="grad_output")
-def logit_backward_grad_output(grad, input, eps):
-    return torch.ops.aten.logit_backward(grad, input, eps)
-
-
-@backward(torch.ops.aten.logit_backward, wrt="input")
-def logit_backward_input(grad, grad_output, input, eps):
-    """The derivative of ``1 / (x (1 - x))``, itself times ``(2 x - 1) / (x (1 - x))``."""
-    slope = torch.ops.aten.logit_backward(grad * grad_output, input, eps)
-    return torch.ops.aten.logit_backward(slope * (input + input - 1), input, eps)

@@ -1,22 +1,23 @@
-"""Largest and smallest elements. Ties share the gradient, except where an index says which element was chosen."""
+"""Largest and smallest elements: of a tensor, along a dimension, of two tensors. Ties share, except where an index names the element."""
 
 import torch
 
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import put_back, restore_dims, share
+from ops_registry.shared.dimensions import restore_dims
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.optional import total
+from ops_registry.shared.picking import put_back
 
 aten = torch.ops.aten
 
 
-@backward(aten.max.default)
-@backward(aten.min.default)
+@backward(aten.max.default, aten.min.default)
 def extreme_of_all(grad, input, result):
     # One nan in the input makes the result nan: then the nans are what it came from.
-    return share(grad, (input == result) | (input != input), None)
+    return share_among_ties(grad, (input == result) | (input != input), None)
 
 
-@backward(aten.max.dim)
-@backward(aten.min.dim)
+@backward(aten.max.dim, aten.min.dim)
 def extreme_along_dim(grad, input_shape, indices, dim, keepdim):
     return put_back(grad, indices, input_shape, dim, keepdim)
 
@@ -44,20 +45,73 @@ overloaded(torch.max)(_overload(aten.max))
 overloaded(torch.min)(_overload(aten.min))
 
 
-@backward(torch.amax)
-@backward(torch.amin)
+@backward(torch.amax, torch.amin)
 def extreme(grad, input, input_shape, result, dim, keepdim):
     ties = input == restore_dims(result, input_shape, dim, keepdim)
-    return share(restore_dims(grad, input_shape, dim, keepdim), ties, dim)
+    return share_among_ties(restore_dims(grad, input_shape, dim, keepdim), ties, dim)
 
 
 @backward(torch.aminmax)
 def aminmax(grad, input, input_shape, min, max, dim, keepdim):
     keepdim = keepdim or dim is None
-    gradient = None
-    for part, extreme in zip(grad, (min, max), strict=True):
-        if part is not None:
-            ties = input == restore_dims(extreme, input_shape, dim, keepdim)
-            shared = share(restore_dims(part, input_shape, dim, keepdim), ties, dim)
-            gradient = shared if gradient is None else gradient + shared
-    return gradient
+    return total(
+        *(
+            None if part is None else extreme(part, input, input_shape, found, dim, keepdim)
+            for part, found in zip(grad, (min, max), strict=True)
+        )
+    )
+
+
+# maximum and minimum: at a tie each side takes half; a nan on either side is the result, and so counts as chosen
+
+
+@backward(torch.maximum, wrt="input")
+def maximum_input(grad, input, other):
+    return _chosen(grad, input < other, input == other)
+
+
+@backward(torch.maximum, wrt="other")
+def maximum_other(grad, input, other):
+    return _chosen(grad, input > other, input == other)
+
+
+@backward(torch.minimum, wrt="input")
+def minimum_input(grad, input, other):
+    return _chosen(grad, input > other, input == other)
+
+
+@backward(torch.minimum, wrt="other")
+def minimum_other(grad, input, other):
+    return _chosen(grad, input < other, input == other)
+
+
+# fmax and fmin: a nan loses against a number
+
+
+@backward(torch.fmax, wrt="input")
+def fmax_input(grad, input, other):
+    return _chosen_or_beside_nan(grad, input >= other, input, other)
+
+
+@backward(torch.fmax, wrt="other")
+def fmax_other(grad, input, other):
+    return _chosen_or_beside_nan(grad, other >= input, other, input)
+
+
+@backward(torch.fmin, wrt="input")
+def fmin_input(grad, input, other):
+    return _chosen_or_beside_nan(grad, input <= other, input, other)
+
+
+@backward(torch.fmin, wrt="other")
+def fmin_other(grad, input, other):
+    return _chosen_or_beside_nan(grad, other <= input, other, input)
+
+
+def _chosen_or_beside_nan(grad, wins, side, other_side):
+    grad = torch.where(side == other_side, grad / 2, grad)
+    return torch.where(wins | other_side.isnan(), grad, 0)
+
+
+def _chosen(grad, passed_over, tie):
+    return torch.where(passed_over, 0, torch.where(tie, grad / 2, grad))

@@ -40,7 +40,7 @@ def fake_quantize(grad, inside):
 
 # Learnable scale s and zero point z. In the range the result is s (q - z) with the rounded q = x / s + z, beyond it s (bound - z).
 
-BY = ("input", "scale", "zero_point")
+INPUTS = ("input", "scale", "zero_point")
 
 
 def learnable(grad, input, s, z, quant_min, quant_max):
@@ -49,18 +49,18 @@ def learnable(grad, input, s, z, quant_min, quant_max):
     rounded = (input / s + z).round()
     inside = (rounded >= quant_min) & (rounded <= quant_max)
     level = rounded.clamp(quant_min, quant_max) - z
-    by_scale = grad * torch.where(inside, level - input / s, level)
-    return grad * inside, by_scale, torch.where(inside, 0, -(grad * s))
+    grad_scale = grad * torch.where(inside, level - input / s, level)
+    return grad * inside, grad_scale, torch.where(inside, 0, -(grad * s))
 
 
-@backward(torch._fake_quantize_learnable_per_tensor_affine, wrt=BY)
+@backward(torch._fake_quantize_learnable_per_tensor_affine, wrt=INPUTS)
 def learnable_per_tensor(grad, input, scale, zero_point, quant_min, quant_max, grad_factor):
-    by_input, *others = learnable(grad, input, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
-    return by_input, *((by.sum() * grad_factor).reshape(scale.shape) for by in others)
+    grad_input, *others = learnable(grad, input, scale.reshape(()), zero_point.reshape(()), quant_min, quant_max)
+    return grad_input, *((grad.sum() * grad_factor).reshape(scale.shape) for grad in others)
 
 
-@backward(torch._fake_quantize_learnable_per_channel_affine, wrt=BY)
+@backward(torch._fake_quantize_learnable_per_channel_affine, wrt=INPUTS)
 def learnable_per_channel(grad, input, scale, zero_point, axis, quant_min, quant_max, grad_factor):
     last = grad.movedim(axis, -1), input.movedim(axis, -1)
-    by_input, *others = learnable(*last, scale, zero_point, quant_min, quant_max)
-    return by_input.movedim(-1, axis), *(by.reshape(-1, scale.shape[0]).sum(0) * grad_factor for by in others)
+    grad_input, *others = learnable(*last, scale, zero_point, quant_min, quant_max)
+    return grad_input.movedim(-1, axis), *(grad.reshape(-1, scale.shape[0]).sum(0) * grad_factor for grad in others)

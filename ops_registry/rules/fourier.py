@@ -11,15 +11,10 @@ import torch.nn.functional as F
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.shared.dimensions import fit
+from ops_registry.shared.recorded import recorded
 
 OPPOSITE = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
-
-
-def fit(value, shape):
-    """``value``, cropped or filled up with zeros at the end of each dimension to ``shape``: how ``n`` and ``s`` change an input."""
-    if value.shape == shape:
-        return value
-    return F.pad(value, [p for have, want in zip(value.shape, shape, strict=True) for p in (want - have, 0)][::-1])
 
 
 # Half the spectrum of a real signal of length n stands for all of it: the frequencies k and n - k of a pair are conjugate, and
@@ -31,7 +26,7 @@ def doubled(spectrum, dim, n):
 
     Outside of recording, the spectrum is overwritten: nobody else has it.
     """
-    if not torch.is_grad_enabled():
+    if not recorded():
         spectrum.narrow(dim, 1, (n - 1) // 2).mul_(2)
         return spectrum
     weights = torch.full((n // 2 + 1,), 2, dtype=spectrum.dtype, device=spectrum.device)
@@ -116,20 +111,17 @@ def last_length(shape, s, dims):
     return shape[dims[-1]] if last == -1 else last
 
 
-@backward(torch.fft.fft2)
-@backward(torch.fft.fftn)
+@backward(torch.fft.fft2, torch.fft.fftn)
 def fftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.ifftn(grad, None, transformed(input_shape, s, dim), OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.ifft2)
-@backward(torch.fft.ifftn)
+@backward(torch.fft.ifft2, torch.fft.ifftn)
 def ifftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.fftn(grad, None, transformed(input_shape, s, dim), OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.rfft2)
-@backward(torch.fft.rfftn)
+@backward(torch.fft.rfft2, torch.fft.rfftn)
 def rfftn(grad, input_shape, s, dim, norm):
     *others, last = dims = transformed(input_shape, s, dim)
     n = last_length(input_shape, s, dims)
@@ -137,24 +129,21 @@ def rfftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.irfft(halved(grad, last, n), n, last, OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.irfft2)
-@backward(torch.fft.irfftn)
+@backward(torch.fft.irfft2, torch.fft.irfftn)
 def irfftn(grad, input_shape, result_shape, s, dim, norm):
     dims = transformed(input_shape, s, dim)
     spectrum = torch.fft.rfftn(grad, None, dims, OPPOSITE[norm])
     return fit(doubled(spectrum, dims[-1], result_shape[dims[-1]]), input_shape)
 
 
-@backward(torch.fft.hfft2)
-@backward(torch.fft.hfftn)
+@backward(torch.fft.hfft2, torch.fft.hfftn)
 def hfftn(grad, input_shape, result_shape, s, dim, norm):
     dims = transformed(input_shape, s, dim)
     spectrum = torch.fft.ihfftn(grad, None, dims, OPPOSITE[norm])
     return fit(doubled(spectrum, dims[-1], result_shape[dims[-1]]), input_shape)
 
 
-@backward(torch.fft.ihfft2)
-@backward(torch.fft.ihfftn)
+@backward(torch.fft.ihfft2, torch.fft.ihfftn)
 def ihfftn(grad, input_shape, s, dim, norm):
     *others, last = dims = transformed(input_shape, s, dim)
     n = last_length(input_shape, s, dims)
@@ -304,12 +293,14 @@ def istft(input, n_fft, hop_length, win_length, window, center, normalized, ones
     total = n_fft + hop_length * (count - 1)
     start = n_fft // 2 if center else 0
     end = total - start if length is None else start + length
-    kept = min(end, total) - start
-    require(kept > 0, f"istft: no sample is left between {start} and {end}")
+    samples = min(end, total) - start
+    require(samples > 0, f"istft: no sample is left between {start} and {end}")
 
     def overlapped(frames):
         shape = (*frames.shape[:-2], total)
-        return torch.ops.aten.unfold_backward(frames, shape, len(shape) - 1, n_fft, hop_length).narrow(-1, start, kept)
+        return torch.ops.aten.unfold_backward(frames, shape, len(shape) - 1, n_fft, hop_length).narrow(
+            -1, start, samples
+        )
 
     envelope = overlapped((window * window).expand(count, n_fft))
     require(envelope.abs().min() > 1e-11, "istft: the windows leave a sample uncovered, where the signal is unknown")

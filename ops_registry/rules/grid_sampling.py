@@ -10,7 +10,7 @@ import math
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.kernels import in_dtype_of, per_result, total
+from ops_registry.shared.optional import per_result, total
 
 aten = torch.ops.aten
 
@@ -22,13 +22,16 @@ ZEROS, BORDER, REFLECTION = 0, 1, 2
 CUBIC = -0.75
 
 
-@backward(torch.grid_sampler, wrt=("input", "grid"))
-@backward(torch.grid_sampler_2d, wrt=("input", "grid"))
-@backward(torch.grid_sampler_3d, wrt=("input", "grid"))
+@backward(
+    torch.grid_sampler,
+    torch.grid_sampler_2d,
+    torch.grid_sampler_3d,
+    wrt=("input", "grid"),
+    cast_to_grad=("input", "grid"),
+)
 def grid_sampler(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
-    input, grid = in_dtype_of(grad, input, grid)
-    by_input, by_grid = kernel(grad, input, grid, (interpolation_mode, padding_mode, align_corners), needs)
-    return by_input, by_grid if needs[1] else None  # the kernel computes the latter in any case
+    grad_input, grad_grid = kernel(grad, input, grid, (interpolation_mode, padding_mode, align_corners), needs)
+    return grad_input, grad_grid if needs.grid else None  # the kernel computes the latter in any case
 
 
 def kernel(g, x, grid, modes, mask):
@@ -42,21 +45,20 @@ def kernel(g, x, grid, modes, mask):
 # whose first term has the gradients of the sampler itself. The second is written out below.
 
 
-@backward(aten.grid_sampler_2d_backward, wrt=("grad_output", "input", "grid"))
-@backward(aten.grid_sampler_3d_backward, wrt=("grad_output", "input", "grid"))
+@backward(aten.grid_sampler_2d_backward, aten.grid_sampler_3d_backward, wrt=("grad_output", "input", "grid"))
 def grid_sampler_backward(
     grad, grad_output, input, grid, interpolation_mode, padding_mode, align_corners, output_mask, needs
 ):
     v, a = per_result(grad, output_mask)
     modes = (interpolation_mode, padding_mode, align_corners)
-    by_g = by_x = by_grid = None
+    grad_g = grad_x = grad_grid = None
     if v is not None:
-        by_g = torch.grid_sampler(v, grid, *modes) if needs[0] else None
-        by_grid = kernel(grad_output, v, grid, modes, (False, True))[1] if needs[2] else None
+        grad_g = torch.grid_sampler(v, grid, *modes) if needs.grad_output else None
+        grad_grid = kernel(grad_output, v, grid, modes, (False, True))[1] if needs.grid else None
     if a is not None and interpolation_mode != NEAREST:
-        more_by_g, by_x, more_by_grid = directional(grad_output, input, grid, a, modes)
-        by_g, by_grid = total(by_g, more_by_g), total(by_grid, more_by_grid)
-    return by_g, by_x, by_grid
+        more_grad_g, grad_x, more_grad_grid = directional(grad_output, input, grid, a, modes)
+        grad_g, grad_grid = total(grad_g, more_grad_g), total(grad_grid, more_grad_grid)
+    return grad_g, grad_x, grad_grid
 
 
 def directional(g, x, grid, a, modes):
@@ -68,7 +70,7 @@ def directional(g, x, grid, a, modes):
     axes = [axis_taps(points[..., d], sizes[n - 1 - d], *modes) for d in range(n)]
     strides = [math.prod(sizes[n - d :]) for d in range(n)]
     speed = [a[..., d] * axes[d][0] for d in range(n)]
-    by_g, by_x, by_points = torch.zeros_like(g_flat), torch.zeros_like(values), [0] * n
+    grad_g, grad_x, grad_points = torch.zeros_like(g_flat), torch.zeros_like(values), [0] * n
     for taps in itertools.product(*(taps for _, taps in axes)):
         place = sum(index * stride for (index, *_), stride in zip(taps, strides, strict=True))
         inside = math.prod(within for _, within, *_ in taps)
@@ -80,13 +82,13 @@ def directional(g, x, grid, a, modes):
 
         slope = sum(speed[d] * derivative([int(d == e) for e in range(n)]) for d in range(n)).unsqueeze(1)
         here = values.gather(2, place)
-        by_g = by_g + slope * here
-        by_x = by_x.scatter_add(2, place, slope * g_flat)
-        pull = (g_flat * here).sum(1)
+        grad_g = grad_g + slope * here
+        grad_x = grad_x.scatter_add(2, place, slope * g_flat)
+        product = (g_flat * here).sum(1)
         for e in range(n):
-            bend = sum(speed[d] * derivative([int(d == i) + int(e == i) for i in range(n)]) for d in range(n))
-            by_points[e] = by_points[e] + axes[e][0] * bend * pull
-    return by_g.reshape(g.shape), by_x.reshape(x.shape), torch.stack(by_points, -1).reshape(grid.shape)
+            second = sum(speed[d] * derivative([int(d == i) + int(e == i) for i in range(n)]) for d in range(n))
+            grad_points[e] = grad_points[e] + axes[e][0] * second * product
+    return grad_g.reshape(g.shape), grad_x.reshape(x.shape), torch.stack(grad_points, -1).reshape(grid.shape)
 
 
 def axis_taps(points, size, interpolation, padding, align_corners):
@@ -146,7 +148,7 @@ def cubic_weights(t):
         c = CUBIC
         return ((c * x - 5 * c) * x + 8 * c) * x - 4 * c, (3 * c * x - 10 * c) * x + 8 * c, 6 * c * x - 10 * c
 
-    def mirrored(weight, slope, bend):  # as a function of -x
-        return weight, -slope, bend
+    def mirrored(weight, slope, second):  # as a function of -x
+        return weight, -slope, second
 
     return [far(t + 1), near(t), mirrored(*near(1 - t)), mirrored(*far(2 - t))]

@@ -8,19 +8,21 @@ import torch
 from ops_registry.registry import backward
 
 
-@backward(torch._grouped_mm, wrt=("input", "mat2"))
-def grouped_mm(grad, input, mat2, offs, needs):
-    grad = grad.to(input.dtype).contiguous()
-    by_input = by_mat2 = None
-    if needs[0]:
-        by_input = torch._grouped_mm(grad, mat2.mT, offs)
-        if input.dim() == 2:
-            by_input = used(by_input, offs, 0 if mat2.dim() == 3 else 1)
-    if needs[1]:
-        by_mat2 = torch._grouped_mm(input.mT, grad, offs)
-        if mat2.dim() == 2:
-            by_mat2 = used(by_mat2, offs, 1 if input.dim() == 3 else 0)
-    return by_input, by_mat2
+@backward(torch._grouped_mm, wrt="input")
+def grouped_mm_input(grad, input_shape, input_dtype, mat2, offs):
+    product = torch._grouped_mm(in_kernel_form(grad, input_dtype), mat2.mT, offs)
+    return product if len(input_shape) == 3 else used(product, offs, 0 if mat2.dim() == 3 else 1)
+
+
+@backward(torch._grouped_mm, wrt="mat2")
+def grouped_mm_mat2(grad, input, mat2_shape, offs):
+    product = torch._grouped_mm(input.mT, in_kernel_form(grad, input.dtype), offs)
+    return product if len(mat2_shape) == 3 else used(product, offs, 1 if input.dim() == 3 else 0)
+
+
+def in_kernel_form(grad, dtype):
+    """The kernel wants rows next to each other, and one dtype throughout, though its result may be wider."""
+    return grad.to(dtype).contiguous()
 
 
 def used(product, offs, dim):

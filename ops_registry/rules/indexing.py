@@ -1,4 +1,4 @@
-"""Reading and writing part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice``, and the ``*_scatter`` twins."""
+"""Reading and writing part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice``, their ``*_scatter`` twins, ``index_*``."""
 
 import math
 import operator
@@ -6,8 +6,12 @@ import operator
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from ops_registry.declare import passes_through
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
+from ops_registry.rules.gather_scatter import scatter_reduce
+from ops_registry.shared.conjugate import scaled
+from ops_registry.shared.picking import add_slices
 
 # Reading y = x[index] is linear. Its transpose puts the gradient back where it was read and adds where one element was
 # read twice: ``placed``. Writing x[index] = v passes the rest of x on: ``cleared``. Both are ops of their own, with
@@ -139,14 +143,14 @@ def setitem_value(grad, index, v_shape, v_device):
 # One dimension: select, narrow, slice
 
 
-def along(dim, rank, item):
+def index_along(dim, rank, item):
     """The index that applies ``item`` to dimension ``dim`` of a tensor of ``rank`` dimensions."""
     return (slice(None),) * (dim % rank) + (item,)
 
 
 @backward(torch.select)
 def select(grad, input_shape, dim, index):
-    return placed(grad, input_shape, along(dim, len(input_shape), int(index)))
+    return placed(grad, input_shape, index_along(dim, len(input_shape), int(index)))
 
 
 def _range(start, length, size):
@@ -155,19 +159,14 @@ def _range(start, length, size):
     return slice(first, first + length)
 
 
-@backward(torch.narrow)
+@backward(torch.narrow, torch.narrow_copy)
 def narrow(grad, input_shape, dim, start, length):
-    return placed(grad, input_shape, along(dim, len(input_shape), _range(start, length, input_shape[dim])))
-
-
-@backward(torch.narrow_copy)
-def narrow_copy(grad, input_shape, dim, start, length):
-    return placed(grad, input_shape, along(dim, len(input_shape), _range(start, length, input_shape[dim])))
+    return placed(grad, input_shape, index_along(dim, len(input_shape), _range(start, length, input_shape[dim])))
 
 
 @backward(torch.ops.aten.slice)
 def slice_(grad, input_shape, dim, start, end, step):
-    return placed(grad, input_shape, along(dim, len(input_shape), slice(start, end, step)))
+    return placed(grad, input_shape, index_along(dim, len(input_shape), slice(start, end, step)))
 
 
 # The out-of-place twins of writing: y = x with src in a place of it
@@ -175,7 +174,7 @@ def slice_(grad, input_shape, dim, start, end, step):
 
 @backward(torch.select_scatter, wrt="input")
 def select_scatter_input(grad, input_shape, dim, index):
-    return cleared(grad, along(dim, len(input_shape), index))
+    return cleared(grad, index_along(dim, len(input_shape), index))
 
 
 @backward(torch.select_scatter, wrt="src")
@@ -185,12 +184,12 @@ def select_scatter_src(grad, dim, index):
 
 @backward(torch.slice_scatter, wrt="input")
 def slice_scatter_input(grad, input_shape, dim, start, end, step):
-    return cleared(grad, along(dim, len(input_shape), slice(start, end, step)))
+    return cleared(grad, index_along(dim, len(input_shape), slice(start, end, step)))
 
 
 @backward(torch.slice_scatter, wrt="src")
 def slice_scatter_src(grad, input_shape, dim, start, end, step):
-    return grad[along(dim, len(input_shape), slice(start, end, step))]
+    return grad[index_along(dim, len(input_shape), slice(start, end, step))]
 
 
 @backward(torch.diagonal_scatter, wrt="input")
@@ -239,9 +238,86 @@ def as_strided_scatter(grad, input_stride, input_offset, size, stride, storage_o
     start = input_offset if storage_offset is None else storage_offset
     places = _written_places(grad.shape, input_stride, input_offset, size, stride, start, grad.device)
     outside = places < 0  # in memory that the view shows and the tensor does not
-    kept = None
-    if needs[0]:
+    grad_input = grad_src = None
+    if needs.input:
         extra = grad.numel()  # what lies outside goes to an element more
         written = outside.new_zeros(extra + 1).index_fill(0, places.masked_fill(outside, extra).reshape(-1), True)
-        kept = grad.masked_fill(written[:-1].view(grad.shape), 0)
-    return kept, grad.reshape(-1)[places.clamp(min=0)].masked_fill(outside, 0) if needs[1] else None
+        grad_input = grad.masked_fill(written[:-1].view(grad.shape), 0)
+    if needs.src:
+        grad_src = grad.reshape(-1)[places.clamp(min=0)].masked_fill(outside, 0)
+    return grad_input, grad_src
+
+
+# index_*: one index for each slice along a dimension
+
+
+@backward(torch.index_select)
+def index_select(grad, input_shape, dim, index):
+    return add_slices(grad, index, input_shape, dim)
+
+
+passes_through(torch.index_add, wrt="input")
+
+
+@backward(torch.index_add, wrt="source")
+def index_add_source(grad, dim, index, source_shape, alpha):
+    return scaled(grad.index_select(dim, index).reshape(source_shape), alpha)
+
+
+@backward(torch.index_copy, torch.index_fill, wrt="input")
+def index_copy_input(grad, dim, index):
+    return grad.index_fill(dim, index, 0)
+
+
+@backward(torch.index_copy, wrt="source")
+def index_copy_source(grad, dim, index, source_shape):
+    return grad.index_select(dim, index).reshape(source_shape)
+
+
+@backward(torch.index_fill, wrt="value")
+def index_fill_value(grad, dim, index, value_device):
+    # A place named twice is filled once.
+    size = grad.shape[dim] if grad.dim() else 1
+    filled = index.new_zeros(size, dtype=torch.bool).index_fill(0, index, True)
+    return grad.index_select(dim, filled.nonzero().reshape(-1)).sum().to(value_device)
+
+
+@backward(torch.index_reduce, wrt=("input", "source"))
+def index_reduce(grad, input, dim, index, source, reduce, include_self, result, needs):
+    trailing = input.dim() - 1 - dim % input.dim() if input.dim() else 0
+    index = index.view((-1,) + (1,) * trailing).expand(source.shape) if source.dim() else index.view(())
+    return scatter_reduce(grad, input, dim, index, source, reduce, include_self, result, needs)
+
+
+# index, index_put: x[i, j, ...] with tensors alone, as the aten ops have it; None leaves a dimension as it is
+
+_index = torch.ops.aten.index
+_index_put = torch.ops.aten.index_put
+
+
+@backward(_index)
+def index(grad, input_shape, indices):
+    return _index_put(grad.new_zeros(input_shape), indices, grad, True)
+
+
+@backward(torch.index_put, wrt="input")
+def index_put_input(grad, indices, accumulate):
+    return grad if accumulate else _index_put(grad, indices, grad.new_zeros(()))
+
+
+@backward(torch.index_put, wrt="values")
+def index_put_values(grad, indices):
+    return _index(grad, indices)
+
+
+@backward(torch._unsafe_masked_index)
+def unsafe_masked_index(grad, input_shape, mask, indices):
+    return torch._unsafe_masked_index_put_accumulate(grad.new_zeros(input_shape), mask, indices, grad)
+
+
+passes_through(torch._unsafe_masked_index_put_accumulate, wrt="input")
+
+
+@backward(torch._unsafe_masked_index_put_accumulate, wrt="values")
+def unsafe_masked_index_put_accumulate_values(grad, mask, indices):
+    return torch._unsafe_masked_index(grad, mask, indices, 0)

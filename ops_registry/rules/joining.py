@@ -1,12 +1,13 @@
-"""Tensors joined into one, one taken apart into several, and lists brought to a common shape."""
+"""Joining tensors, splitting a tensor, and bringing lists of tensors to a common shape."""
 
 import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_slices
+from ops_registry.shared.dimensions import broadcast_shape
+from ops_registry.shared.picking import add_slices
 
-# Joining: each tensor's gradient is the part of the whole that it filled.
+# Joining: the gradient of each tensor is its part of the gradient of the result.
 
 
 def _parts(grad, shapes, lengths, dim):
@@ -16,7 +17,7 @@ def _parts(grad, shapes, lengths, dim):
 
 @backward(torch.cat, wrt="tensors")
 def cat(grad, tensors_shape, dim):
-    if (0,) in tensors_shape:  # such a tensor is left out, whatever the shape of the others
+    if (0,) in tensors_shape:  # torch skips such a tensor, whatever the shape of the others
         lengths = [0 if shape == (0,) else shape[dim] for shape in tensors_shape]
         return _parts(grad, tensors_shape, lengths, dim)
     return torch.split_with_sizes(grad, [shape[dim] for shape in tensors_shape], dim)
@@ -59,7 +60,7 @@ def block_diag(grad, tensors_shape):
     return blocks
 
 
-# Taking apart: the gradients of the parts are joined; parts that received nothing count as zeros.
+# Splitting: the gradients of the parts are joined, with zeros for parts that received none.
 
 
 def _filled(grads, shapes):
@@ -71,7 +72,7 @@ def _joined(grad, result_shape, dim):
     return torch.cat(_filled(grad, result_shape), dim)
 
 
-for _dividing in (
+@backward(
     torch._C._VariableFunctions.split,
     torch.split_with_sizes,
     torch.unsafe_split,
@@ -79,8 +80,9 @@ for _dividing in (
     torch.chunk,
     torch.unsafe_chunk,
     torch.ops.aten.tensor_split.sections,
-):
-    backward(_dividing)(_joined)
+)
+def split(grad, result_shape, dim):
+    return _joined(grad, result_shape, dim)
 
 
 @backward(torch.unbind)
@@ -92,7 +94,7 @@ def _joined_at(grad, result_shape, input_shape, indices, dim):
     joined = torch.cat(_filled(grad, result_shape), dim)
     if sum(shape[dim] for shape in result_shape) == input_shape[dim]:
         return joined
-    # Indices that do not ascend give parts that overlap.
+    # Where the indices do not ascend, parts overlap.
     if isinstance(indices, int):
         raise UnsupportedCallError(
             "parts that overlap have a rule where the indices are given as one tuple: x.hsplit((3, 1))"
@@ -151,7 +153,7 @@ def tensor_split(input, *given, dim=0, **named):
     )
 
 
-def _by_kind_of_places(packet):
+def _sections_or_indices(packet):
     def choose(input, *given, **named):
         where = next(iter((*given, *named.values())))
         return packet.array if isinstance(where, list | tuple) or len(given) > 1 else packet.int
@@ -159,9 +161,9 @@ def _by_kind_of_places(packet):
     return choose
 
 
-overloaded(torch.hsplit)(_by_kind_of_places(torch.ops.aten.hsplit))
-overloaded(torch.vsplit)(_by_kind_of_places(torch.ops.aten.vsplit))
-overloaded(torch.dsplit)(_by_kind_of_places(torch.ops.aten.dsplit))
+overloaded(torch.hsplit)(_sections_or_indices(torch.ops.aten.hsplit))
+overloaded(torch.vsplit)(_sections_or_indices(torch.ops.aten.vsplit))
+overloaded(torch.dsplit)(_sections_or_indices(torch.ops.aten.dsplit))
 
 
 # Products of lists of 1-d tensors
@@ -181,17 +183,17 @@ def combinations(grad, input_shape, r, with_replacement):
         chosen = torch.triu_indices(n, n, 0 if with_replacement else 1, device=grad.device).mT
     else:
         chosen = torch.combinations(torch.arange(n, device=grad.device), r, with_replacement)
-    total = grad.new_zeros(input_shape)
+    grad_input = grad.new_zeros(input_shape)
     for column, places in zip(grad.unbind(-1), chosen.unbind(-1), strict=True):
-        total = total.index_add(0, places, column)
-    return total
+        grad_input = grad_input.index_add(0, places, column)
+    return grad_input
 
 
 # vander: the derivative of x^n is n x^(n-1).
 
 
 def _vander(grad, x):
-    """For columns x^0, x^1, ..."""
+    """The gradient of x, for columns x^0, x^1, …"""
     powers = torch.arange(1, max(grad.shape[-1], 1), device=grad.device)
     return (grad[..., 1:] * (powers * x.conj().unsqueeze(-1) ** (powers - 1))).sum(-1)
 
@@ -206,7 +208,7 @@ def linalg_vander(grad, x):
     return _vander(grad, x)
 
 
-# Lists brought to a common rank or shape. Tensors that have it already are handed back as they are, as torch does.
+# Lists brought to a common rank or shape. Tensors that have it already are returned as they are, as in torch.
 
 
 def _each(tensors, function):
@@ -232,7 +234,7 @@ def atleast_3d(tensors):
 
 @decomposition(torch._C._VariableFunctions.broadcast_tensors)
 def broadcast_tensors(tensors):
-    shape = torch.broadcast_shapes(*(t.shape for t in tensors))
+    shape = broadcast_shape(*(t.shape for t in tensors))
     return tuple(t if t.shape == shape else t.expand(shape) for t in tensors)
 
 
@@ -244,11 +246,11 @@ def meshgrid(tensors, indexing):
         )
     if indexing not in (None, "ij", "xy"):
         raise UnsupportedCallError(f'meshgrid: indexing is "ij" or "xy", not "{indexing}"')
-    own = list(range(len(tensors)))
+    axes = list(range(len(tensors)))
     if indexing == "xy":
-        own[:2] = reversed(own[:2])
-    shape = [tensors[d].numel() for d in own]
+        axes[:2] = reversed(axes[:2])
+    shape = [tensors[axis].numel() for axis in axes]
     return tuple(
-        t.reshape([-1 if d == i else 1 for i in range(len(own))]).expand(shape)
-        for t, d in zip(tensors, own, strict=True)
+        t.reshape([-1 if axis == i else 1 for i in range(len(axes))]).expand(shape)
+        for t, axis in zip(tensors, axes, strict=True)
     )

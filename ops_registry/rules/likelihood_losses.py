@@ -1,12 +1,22 @@
-"""Losses that are negative logarithms of likelihoods: of a class, of a yes or no, of a distribution, of a count."""
+"""Losses that are negative logarithms of likelihoods: of a class, a yes or no, a distribution, a count."""
 
 import math
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.losses import MEAN, NONE, SUM, alike, gathered, reduced, share
+from ops_registry.shared.dimensions import broadcast_shape
+from ops_registry.shared.loss_reduction import (
+    MEAN,
+    NONE,
+    SUM,
+    broadcast_pair,
+    reduce_grad,
+    reduce_loss,
+    spread_reduction,
+)
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
@@ -28,9 +38,8 @@ def nll_forward(input, target, weight, reduction, ignore_index):
     """The loss, and the sum of the weights as by-product."""
     rank = input.dim()
     if rank > 2 and target.shape != (input.shape[0], *input.shape[2:]):
-        return nn.nll_loss_nd(
-            input, target, weight, reduction, ignore_index
-        ), {}  # raises: torch says what does not fit
+        # Raises: torch says what does not fit.
+        return nn.nll_loss_nd(input, target, weight, reduction, ignore_index), {}
     if rank <= 2:
         result, total = aten.nll_loss_forward(input, target, weight, reduction, ignore_index)
     else:
@@ -39,9 +48,7 @@ def nll_forward(input, target, weight, reduction, ignore_index):
     return result, {"total_weight": total}
 
 
-@backward(nn.nll_loss, wrt="input", forward=nll_forward)
-@backward(nn.nll_loss2d, wrt="input", forward=nll_forward)
-@backward(nn.nll_loss_nd, wrt="input", forward=nll_forward)
+@backward(nn.nll_loss, nn.nll_loss2d, nn.nll_loss_nd, wrt="input", forward=nll_forward)
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)
@@ -61,10 +68,7 @@ def nll_loss2d_backward(grad, target, weight, reduction, ignore_index):
     return nn.nll_loss2d(grad, target, weight, reduction, ignore_index)
 
 
-@backward(aten.nll_loss_backward, wrt="input")
-@backward(aten.nll_loss2d_backward, wrt="input")
-def nll_loss_is_linear(grad):
-    return None
+zero_gradient(aten.nll_loss_backward, aten.nll_loss2d_backward, wrt="input")  # the loss is linear
 
 
 # cross_entropy: nll_loss of log_softmax
@@ -73,8 +77,8 @@ def nll_loss_is_linear(grad):
 @decomposition(nn.cross_entropy_loss)
 def cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smoothing):
     with DisableTorchFunctionSubclass():
-        shape, of_classes = input.shape, not target.is_floating_point()
-        if (target.shape == shape) == of_classes or not 0 <= label_smoothing <= 1:
+        shape, has_class_indices = input.shape, not target.is_floating_point()
+        if (target.shape == shape) == has_class_indices or not 0 <= label_smoothing <= 1:
             raise UnsupportedCallError(
                 f"cross_entropy takes as target class indices (integers) or a probability for each class (floating, in "
                 f"the shape of the input), and label_smoothing from 0 to 1: got an input of shape {tuple(shape)}, a "
@@ -82,13 +86,13 @@ def cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smo
             )
     class_dim = 1 if len(shape) > 1 else 0
     log_p = torch.log_softmax(input, class_dim)
-    if not of_classes:
-        return of_probabilities(log_p, target, weight, reduction, label_smoothing, class_dim)
+    if not has_class_indices:
+        return probability_cross_entropy(log_p, target, weight, reduction, label_smoothing, class_dim)
     loss = nn.nll_loss_nd(log_p, target, weight, reduction, ignore_index)
     if not label_smoothing:
         return loss
-    # The other part of the target: the same probability for each class.
-    smooth = -weighted(log_p, along(weight, class_dim, shape)).sum(class_dim)
+    # The smoothed part of the target gives each class the same probability.
+    smooth = -weighted(log_p, along_class_dim(weight, class_dim, shape)).sum(class_dim)
     counted = target != ignore_index
     smooth = torch.where(counted, smooth, 0)
     if reduction != NONE:
@@ -98,13 +102,13 @@ def cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smo
     return (1 - label_smoothing) * loss + label_smoothing / shape[class_dim] * smooth
 
 
-def of_probabilities(log_p, target, weight, reduction, label_smoothing, class_dim):
+def probability_cross_entropy(log_p, target, weight, reduction, label_smoothing, class_dim):
     """Cross entropy with a probability for each class as target."""
     shape = target.shape
     classes = shape[class_dim]
     if label_smoothing:
         target = target * (1 - label_smoothing) + label_smoothing / classes
-    terms = weighted(log_p * target, along(weight, class_dim, shape))
+    terms = weighted(log_p * target, along_class_dim(weight, class_dim, shape))
     if reduction == NONE:
         return -terms.sum(class_dim)
     total = -terms.sum()
@@ -113,7 +117,7 @@ def of_probabilities(log_p, target, weight, reduction, label_smoothing, class_di
     return total * classes / math.prod(shape) if 0 not in shape else total * math.nan
 
 
-def along(weight, dim, shape):
+def along_class_dim(weight, dim, shape):
     """``weight`` shaped to lie along ``dim`` of a tensor of ``shape``."""
     if weight is None:
         return None
@@ -129,38 +133,38 @@ def weighted(terms, weight):
     return terms if weight is None else terms * weight
 
 
-# binary_cross_entropy: -(t log x + (1 - t) log(1 - x)), logarithms held above -100
+# binary_cross_entropy: -(t log x + (1 - t) log(1 - x)), where the logarithms are clamped at -100
 
 
 @backward(nn.binary_cross_entropy, wrt="input")
 def binary_cross_entropy(grad, input, target, weight, reduction):
-    return aten.binary_cross_entropy_backward(grad, *alike(input, target, grad.dtype), weight, reduction)
+    return aten.binary_cross_entropy_backward(grad, *broadcast_pair(input, target, grad.dtype), weight, reduction)
 
 
 @backward(nn.binary_cross_entropy, wrt="target")
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
-    shape = torch.broadcast_shapes(input.shape, target_shape)
+    shape = broadcast_shape(input.shape, target_shape)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
-    return (weighted(terms, weight) * share(grad, reduction, shape)).expand(shape)
+    return (weighted(terms, weight) * spread_reduction(grad, reduction, shape)).expand(shape)
 
 
 @backward(aten.binary_cross_entropy_backward, wrt="grad_output")
 def binary_cross_entropy_backward(grad, input, target, weight, reduction):
-    return gathered(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
+    return reduce_grad(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
 
 
 @backward(aten.binary_cross_entropy_backward, wrt="input")
 def binary_cross_entropy_backward_input(grad, grad_output, input, target, weight, reduction):
-    # The derivative of (x - t) / (x (1 - x)), whose denominator torch holds above 1e-12.
+    # The derivative of (x - t) / (x (1 - x)), whose denominator torch clamps at 1e-12.
     x, t = input, target
     terms = grad * (x * x - 2 * x * t + t) / (x * (1 - x)).clamp_min(1e-12).square()
-    return weighted(terms, weight) * share(grad_output, reduction, grad.shape)
+    return weighted(terms, weight) * spread_reduction(grad_output, reduction, grad.shape)
 
 
 @backward(aten.binary_cross_entropy_backward, wrt="target")
 def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduction):
     terms = -grad / (input * (1 - input)).clamp_min(1e-12)
-    return weighted(terms, weight) * share(grad_output, reduction, grad.shape)
+    return weighted(terms, weight) * spread_reduction(grad_output, reduction, grad.shape)
 
 
 # binary_cross_entropy_with_logits: (1 - t) x + (1 + (q - 1) t) log(1 + exp(-x)), with q the weight of positives
@@ -169,8 +173,8 @@ def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduc
 @backward(torch.binary_cross_entropy_with_logits, wrt="input")
 def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, reduction):
     if pos_weight is None and weight is None:  # grad (sigmoid - t): half the gradient of a squared error, in one pass
-        return aten.mse_loss_backward(grad / 2, *alike(input.sigmoid(), target, grad.dtype), reduction)
-    grad = share(grad, reduction, target.shape)
+        return aten.mse_loss_backward(grad / 2, *broadcast_pair(input.sigmoid(), target, grad.dtype), reduction)
+    grad = spread_reduction(grad, reduction, target.shape)
     if pos_weight is None:
         return weighted(input.sigmoid() - target, weight) * grad
     counted = torch.addcmul(torch.ones_like(pos_weight), pos_weight - 1, target)  # q t + 1 - t
@@ -180,7 +184,7 @@ def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, re
 @backward(torch.binary_cross_entropy_with_logits, wrt="target")
 def binary_cross_entropy_with_logits_target(grad, input, target_shape, weight, pos_weight, reduction):
     terms = -input if pos_weight is None else (1 - pos_weight) * nn.log_sigmoid(input) - input
-    return (weighted(terms, weight) * share(grad, reduction, target_shape)).expand(target_shape)
+    return (weighted(terms, weight) * spread_reduction(grad, reduction, target_shape)).expand(target_shape)
 
 
 # kl_div: t (log t - x), or exp(t) (t - x) where the target holds logarithms
@@ -188,15 +192,15 @@ def binary_cross_entropy_with_logits_target(grad, input, target_shape, weight, p
 
 @backward(torch.kl_div, wrt="input")
 def kl_div(grad, input_shape, target, reduction, log_target):
-    shape = torch.broadcast_shapes(input_shape, target.shape)
+    shape = broadcast_shape(input_shape, target.shape)
     p = target.exp() if log_target else target
-    return (-p * share(grad, reduction, shape)).expand(shape)
+    return (-p * spread_reduction(grad, reduction, shape)).expand(shape)
 
 
 @backward(torch.kl_div, wrt="target")
 def kl_div_target(grad, input, target, reduction, log_target):
     terms = target.exp() * (target - input + 1) if log_target else target.log() + 1 - input
-    return terms * share(grad, reduction, terms.shape)
+    return terms * spread_reduction(grad, reduction, terms.shape)
 
 
 @decomposition(torch.poisson_nll_loss)
@@ -205,4 +209,4 @@ def poisson_nll_loss(input, target, log_input, full, eps, reduction):
     if full:  # Stirling's approximation of log(target!)
         stirling = target * target.log() - target + (2 * math.pi * target).log() / 2
         terms = terms + torch.where(target > 1, stirling, 0)
-    return reduced(terms, reduction)
+    return reduce_loss(terms, reduction)

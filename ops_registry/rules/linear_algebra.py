@@ -1,4 +1,4 @@
-"""Inverses, linear systems and triangular factors.
+"""Traces, inverses, linear systems and triangular factors.
 
 From A X = B follows A dX = dB - dA X: grad_B solves the adjoint system, and grad_A = -grad_B Xᴴ.
 """
@@ -6,9 +6,17 @@ From A X = B follows A dX = dB - dA X: grad_B solves the adjoint system, and gra
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ops_registry.registry import backward, decomposition, no_gradient
-from ops_registry.rules.helpers import conj
-from ops_registry.rules.kernels import total
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward, decomposition
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.optional import total
+from ops_registry.shared.recorded import recorded
+
+
+@backward(torch.trace)
+def trace(grad, input_shape):
+    return torch.ops.aten.diagonal_backward(grad.expand(min(input_shape)), input_shape, 0, 0, 1)
+
 
 # inverse: dY = -Y dA Y
 
@@ -36,17 +44,16 @@ def pinv_backward(grad, A, P):
     return beyond_columns @ (P @ P_adjoint) + P_adjoint @ (P @ beyond_rows - grad @ P_adjoint)
 
 
-@backward(torch.linalg.pinv, wrt="input")
-@backward(torch.pinverse, wrt="input")
+@backward(torch.linalg.pinv, torch.pinverse, wrt="input")
 def pinv(grad, input, result):
     return pinv_backward(grad, input, result)
 
 
-# Least squares: X = A⁺ B. The residual |A X - B|² is stationary in X, so only A and B themselves move it.
+# Least squares: X = A⁺ B. The residual |A X - B|² is stationary in X, so it changes through A and B alone.
 
 
 def least_squares(A, B, rcond, driver):
-    """``torch.linalg.lstsq``; of its results, those that have a derivative are the solution and the residuals."""
+    """``torch.linalg.lstsq``; of its results the solution and the residuals have a derivative."""
     if has_torch_function((A, B)):
         return handle_torch_function(least_squares, (A, B), A, B, rcond, driver)
     return torch.linalg.lstsq(A, B, rcond, driver=driver)
@@ -59,7 +66,7 @@ def lstsq(input, b, rcond, driver):
 
 
 @backward(least_squares, wrt=("A", "B"))
-def least_squares_both(grad, needs, A, B):
+def least_squares_gradients(grad, needs, A, B):
     grad_X, grad_residuals = grad[:2]
     vector = B.ndim == A.ndim - 1
     if vector:
@@ -67,44 +74,42 @@ def least_squares_both(grad, needs, A, B):
     P = torch.linalg.pinv(A)
     grad_A = grad_B = None
     if grad_X is not None:
-        grad_A = pinv_backward(grad_X @ B.mH, A, P) if needs[0] else None
-        grad_B = P.mH @ grad_X if needs[1] else None
+        grad_A = pinv_backward(grad_X @ B.mH, A, P) if needs.A else None
+        grad_B = P.mH @ grad_X if needs.B else None
     if grad_residuals is not None and grad_residuals.numel():
         X = P @ B
         slope = 2 * grad_residuals.unsqueeze(-2) * (A @ X - B)
-        grad_A = total(grad_A, slope @ X.mH) if needs[0] else None
-        grad_B = total(grad_B, -slope) if needs[1] else None
+        grad_A = total(grad_A, slope @ X.mH) if needs.A else None
+        grad_B = total(grad_B, -slope) if needs.B else None
     return grad_A, grad_B.squeeze(-1) if vector and grad_B is not None else grad_B
 
 
 no_gradient(torch.linalg.matrix_rank)
 
 
-# Linear systems. `left` False stands for X A = B.
+# Linear systems A X = B, and X A = B where ``left`` is False.
 
 
-def of_system(needs, grad, A, X, left, solve):
-    """The gradients of A and B, where ``solve(grad)`` solves the adjoint system."""
-    grad_A, grad_B = None, solve(grad)
-    if needs[0]:
-        if X.ndim == A.ndim - 1 or X.ndim == 1:  # one right-hand side, a vector
-            grad_A = -(grad_B.unsqueeze(-1) * conj(X).unsqueeze(-2))
-        else:
-            grad_A = -(grad_B @ X.mH if left else X.mH @ grad_B)
-    return grad_A, grad_B if needs[1] else None
+def coefficient_gradient(grad_B, A, X, left):
+    """The gradient of A, from that of B."""
+    if X.ndim == A.ndim - 1 or X.ndim == 1:  # one right-hand side, a vector
+        return -(grad_B.unsqueeze(-1) * conj(X).unsqueeze(-2))
+    return -(grad_B @ X.mH if left else X.mH @ grad_B)
 
 
-def adjoint_solver(A, LU, pivots, left):
-    """Solves Aᴴ X = B for X, or X Aᴴ = B, by the known factors of A; anew where backward is recorded, as they are constants."""
+def solve_adjoint(A, LU, pivots, B, left):
+    """X of Aᴴ X = B, or of X Aᴴ = B, by the known factors of A; anew where backward is recorded, as they are constants."""
+    if recorded():
+        return torch.linalg.solve_ex(A.mH, B, left=left)[0]
+    if B.shape == A.shape[:-1]:  # one right-hand side for each matrix, a vector
+        return torch.linalg.lu_solve(LU, pivots, B.unsqueeze(-1), adjoint=True).squeeze(-1)
+    return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=True)
 
-    def solve(B):
-        if torch.is_grad_enabled():
-            return torch.linalg.solve_ex(A.mH, B, left=left)[0]
-        if B.shape == A.shape[:-1]:  # one right-hand side for each matrix, a vector
-            return torch.linalg.lu_solve(LU, pivots, B.unsqueeze(-1), adjoint=True).squeeze(-1)
-        return torch.linalg.lu_solve(LU, pivots, B, left=left, adjoint=True)
 
-    return solve
+def system_gradients(grad, A, X, LU, pivots, left, needs):
+    """The gradients of A and B."""
+    grad_B = solve_adjoint(A, LU, pivots, grad, left)
+    return coefficient_gradient(grad_B, A, X, left) if needs.A else None, grad_B if needs.B else None
 
 
 def forward_solve(A, B, left):
@@ -115,7 +120,7 @@ def forward_solve(A, B, left):
 
 @backward(torch.linalg.solve, wrt=("A", "B"), forward=forward_solve)
 def solve(grad, needs, A, left, result, LU, pivots):
-    return of_system(needs, grad, A, result, left, adjoint_solver(A, LU, pivots, left))
+    return system_gradients(grad, A, result, LU, pivots, left, needs)
 
 
 def forward_solve_ex(A, B, left, check_errors):
@@ -125,7 +130,7 @@ def forward_solve_ex(A, B, left, check_errors):
 
 @backward(torch.linalg.solve_ex, wrt=("A", "B"), forward=forward_solve_ex)
 def solve_ex(grad, needs, A, left, result, LU, pivots):
-    return of_system(needs, grad, A, result, left, adjoint_solver(A, LU, pivots, left))
+    return system_gradients(grad, A, result, LU, pivots, left, needs)
 
 
 def triangle(matrix, upper, unitriangular=False):
@@ -137,11 +142,11 @@ def triangle(matrix, upper, unitriangular=False):
 
 @backward(torch.linalg.solve_triangular, wrt=("input", "B"))
 def solve_triangular(grad, needs, input, upper, left, unitriangular, result):
-    def adjoint(g):
-        return torch.linalg.solve_triangular(input.mH, g, upper=not upper, left=left, unitriangular=unitriangular)
-
-    grad_A, grad_B = of_system(needs, grad, input, result, left, adjoint)
-    return None if grad_A is None else triangle(grad_A, upper, unitriangular), grad_B
+    grad_B = torch.linalg.solve_triangular(input.mH, grad, upper=not upper, left=left, unitriangular=unitriangular)
+    grad_A = None
+    if needs.input:
+        grad_A = triangle(coefficient_gradient(grad_B, input, result, left), upper, unitriangular)
+    return grad_A, grad_B if needs.B else None
 
 
 @backward(torch.triangular_solve, wrt=("input", "A"))
@@ -151,51 +156,31 @@ def triangular_solve(grad, needs, A, upper, transpose, unitriangular, solution):
         return None, grad_copy
     grad_B = torch.triangular_solve(grad_X, conj(A), upper, not transpose, unitriangular)[0]
     grad_A = None
-    if needs[1]:
+    if needs.A:
         grad_A = triangle(-(conj(solution) @ grad_B.mT if transpose else grad_B @ solution.mH), upper, unitriangular)
         grad_A = grad_A if grad_copy is None else grad_A + grad_copy
-    return grad_B if needs[0] else None, grad_A
+    return grad_B if needs.input else None, grad_A
 
 
-# Cholesky: A = L Lᴴ. L⁻¹ dL is the lower triangle of L⁻¹ dA L⁻ᴴ, its diagonal halved. The gradient is symmetric, too.
-
-
-def cholesky_backward(grad, L):
-    lower = (L.mH @ grad).tril()
-    half = torch.linalg.solve_triangular(L.mH, (lower + lower.tril(-1).mH) / 2, upper=True)
-    return torch.linalg.solve_triangular(L, half, upper=False, left=False)
-
-
-@backward(torch.cholesky, wrt="input")
-@backward(torch.linalg.cholesky, wrt="input")
-def cholesky(grad, upper, result):
-    return cholesky_backward(grad.mH, result.mH) if upper else cholesky_backward(grad, result)
-
-
-@backward(torch.linalg.cholesky_ex, wrt="input")
-def cholesky_ex(grad, upper, L):
-    return cholesky_backward(grad.mH, L.mH) if upper else cholesky_backward(grad, L)
-
-
-def through_factor(grad_A, factor, upper):
-    """The gradient of the triangular factor from that of A = L Lᴴ or A = Uᴴ U."""
-    both = grad_A + grad_A.mH
-    return factor @ both if upper else both @ factor
+def factor_gradient(grad_A, factor, upper):
+    """The gradient of the triangular factor, from that of A = L Lᴴ or A = Uᴴ U."""
+    twice = grad_A + grad_A.mH
+    return factor @ twice if upper else twice @ factor
 
 
 @backward(torch.cholesky_inverse, wrt="input")
 def cholesky_inverse(grad, input, upper, result):
-    return through_factor(-(result @ grad @ result), input, upper)
+    return factor_gradient(-(result @ grad @ result), input, upper)
 
 
 @backward(torch.cholesky_solve, wrt=("input", "input2"))
 def cholesky_solve(grad, needs, input2, upper, result):
     grad_B = torch.cholesky_solve(grad, input2, upper)
-    grad_L = through_factor(-(grad_B @ result.mH), input2, upper) if needs[1] else None
-    return grad_B if needs[0] else None, grad_L
+    grad_L = factor_gradient(-(grad_B @ result.mH), input2, upper) if needs.input2 else None
+    return grad_B if needs.input else None, grad_L
 
 
-# Systems of which A = P L U is known, L and U packed into one matrix
+# Systems with known factors A = P L U, where L and U are packed into one matrix
 
 
 @backward(torch.linalg.lu_solve, wrt="B")

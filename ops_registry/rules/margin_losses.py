@@ -2,23 +2,24 @@
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
-from ops_registry.rules.losses import NONE, gathered, reduced, share
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.loss_reduction import NONE, reduce_grad, reduce_loss, spread_reduction
 
 aten = torch.ops.aten
 nn = torch._C._nn
 
 
-# soft_margin_loss: log(1 + exp(-y x)). torch's fused kernel divides inf by inf where the margin is missed by much.
+# soft_margin_loss: log(1 + exp(-y x)). torch's fused kernel divides inf by inf where the margin is missed by far.
 
 
 @backward(nn.soft_margin_loss, wrt=("input", "target"))
 def soft_margin_loss(grad, input, target, reduction, needs):
     slope = -conj((-target * input).sigmoid())
-    slope = slope * share(grad, reduction, slope.shape)
-    return slope * conj(target) if needs[0] else None, slope * conj(input) if needs[1] else None
+    slope = slope * spread_reduction(grad, reduction, slope.shape)
+    return slope * conj(target) if needs.input else None, slope * conj(input) if needs.target else None
 
 
 # multi_margin_loss: the mean over the classes i other than the target y of weight[y] max(0, margin - x[y] + x[i])^p
@@ -32,10 +33,10 @@ def multi_margin_loss(grad, input, target, p, margin, weight, reduction):
 @backward(aten.multi_margin_loss_backward, wrt="grad_output")
 def multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction):
     if input.dim() == 0:
-        return None  # the only class has no other to be told from
+        return None  # there is no other class
     ones = torch.ones_like(grad.select(-1, 0))
     slope = aten.multi_margin_loss_backward(ones, input, target, p, margin, weight, NONE)
-    return gathered((grad * slope).sum(-1), reduction)
+    return reduce_grad((grad * slope).sum(-1), reduction)
 
 
 @backward(aten.multi_margin_loss_backward, wrt="input")
@@ -48,7 +49,7 @@ def multi_margin_loss_backward_input(grad, grad_output, input, target, p, margin
     terms = terms.scatter(-1, target, -terms.sum(-1, keepdim=True))
     if weight is not None:
         terms = terms * weight[target]
-    each = share(grad_output, reduction, input.shape[:-1]).unsqueeze(-1)
+    each = spread_reduction(grad_output, reduction, input.shape[:-1]).unsqueeze(-1)
     return 2 / input.shape[-1] * terms * each
 
 
@@ -56,7 +57,7 @@ def multi_margin_loss_backward_input(grad, grad_output, input, target, p, margin
 
 
 def multilabel_margin_forward(input, target, reduction):
-    """The loss, and as by-product which classes are labels."""
+    """The loss, with the mask of the classes that are labels as by-product."""
     result, is_target = aten.multilabel_margin_loss_forward(input, target, reduction)
     return result, {"is_target": is_target}
 
@@ -70,27 +71,25 @@ def multilabel_margin_loss(grad, input, target, reduction, is_target):
 def multilabel_margin_loss_backward(grad, input, target, reduction, is_target):
     ones = torch.ones_like(grad.select(-1, 0) if grad.dim() else grad)
     slope = aten.multilabel_margin_loss_backward(ones, input, target, NONE, is_target)
-    return gathered((grad * slope).sum(-1), reduction)
+    return reduce_grad((grad * slope).sum(-1), reduction)
 
 
-@backward(aten.multilabel_margin_loss_backward, wrt="input")
-def multilabel_margin_loss_is_piecewise_linear(grad):
-    return None
+zero_gradient(aten.multilabel_margin_loss_backward, wrt="input")  # the loss is piecewise linear
 
 
-# Those that torch itself builds of smaller ops
+# Losses that torch itself builds from smaller ops
 
 
 @decomposition(torch.margin_ranking_loss)
 def margin_ranking_loss(input1, input2, target, margin, reduction):
-    return reduced((margin - target * (input1 - input2)).clamp_min(0), reduction)
+    return reduce_loss((margin - target * (input1 - input2)).clamp_min(0), reduction)
 
 
 @decomposition(torch.hinge_embedding_loss)
 def hinge_embedding_loss(input, target, margin, reduction):
     similar = torch.where(target != -1, input, 0)
     different = torch.where(target != 1, (margin - input).clamp_min(0), 0)
-    return reduced(similar + different, reduction)
+    return reduce_loss(similar + different, reduction)
 
 
 @decomposition(torch.cosine_embedding_loss)
@@ -105,7 +104,7 @@ def cosine_embedding_loss(input1, input2, target, margin, reduction):
     cosine = (input1 * input2).sum(-1) / squares.sqrt()
     similar = torch.where(target == 1, 1 - cosine, 0)
     different = torch.where(target == -1, (cosine - margin).clamp_min(0), 0)
-    return reduced(similar + different, reduction)
+    return reduce_loss(similar + different, reduction)
 
 
 @decomposition(torch.triplet_margin_loss)
@@ -119,4 +118,4 @@ def triplet_margin_loss(anchor, positive, negative, margin, p, eps, swap, reduct
     far = torch.linalg.vector_norm(anchor - negative + eps, p, -1)
     if swap:
         far = torch.minimum(far, torch.linalg.vector_norm(positive - negative + eps, p, -1))
-    return reduced((margin + near - far).clamp_min(0), reduction)
+    return reduce_loss((margin + near - far).clamp_min(0), reduction)

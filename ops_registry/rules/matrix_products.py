@@ -1,27 +1,18 @@
-"""Products of vectors and matrices: dot and outer products, matrix products in every combination of ranks, affine maps.
+"""Products of vectors, matrices and tensors: dot and outer, matrix products in every combination of ranks, affine maps, tensordot, kron.
 
-For Y = A B the differential is dY = dA B + A dB, so grad_A = grad Bᴴ and grad_B = Aᴴ grad. The rest is ranks.
+For Y = A B the differential is dY = dA B + A dB, so grad_A = grad Bᴴ and grad_B = Aᴴ grad. The rest is about ranks.
 """
 
 import math
 
 import torch
 
+from ops_registry.declare import passes_through
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj, scaled
 
 #: The C function behind ``torch.tensordot``.
 tensordot = torch._C._VariableFunctions.tensordot
-
-
-def in_dtype_of(grad, factor):
-    """``factor`` in the dtype in which the product was taken: autocast lowers it, an outer product promotes it."""
-    return factor if factor.dtype == grad.dtype else factor.to(grad.dtype)
-
-
-def scaled(product, factor):
-    """``product`` times the conjugate of the number ``factor``."""
-    return product if factor == 1 else product * conj(factor)
 
 
 def rows(tensor):
@@ -32,7 +23,7 @@ def rows(tensor):
 def summed_product(left, right, shape):
     """``left @ right``, summed over the batch axes along which a tensor of ``shape`` is broadcast.
 
-    They are folded into the contracted axis, Σ_b L_b R_b = [L_1 L_2 …] [R_1; R_2; …]: no product per batch is made.
+    They are folded into the contracted axis, Σ_b L_b R_b = [L_1 L_2 …] [R_1; R_2; …]: no product is made for each batch.
     """
     lead = max(left.ndim, right.ndim) - 2
     if lead == 0:
@@ -42,18 +33,17 @@ def summed_product(left, right, shape):
     summed = [d for d in range(lead) if batch[d] == 1 and left.shape[d] != 1]
     if not summed:
         return left @ right
-    kept = [d for d in range(lead) if d not in summed]
+    remaining = [d for d in range(lead) if d not in summed]
     length = math.prod(left.shape[d] for d in summed) * left.shape[-1]
-    wide = left.permute(*kept, lead, *summed, lead + 1)
-    tall = right.permute(*kept, *summed, lead, lead + 1)
-    wide = wide.reshape(*wide.shape[: len(kept) + 1], length)
-    tall = tall.reshape(*tall.shape[: len(kept)], length, tall.shape[-1])
+    wide = left.permute(*remaining, lead, *summed, lead + 1)
+    tall = right.permute(*remaining, *summed, lead, lead + 1)
+    wide = wide.reshape(*wide.shape[: len(remaining) + 1], length)
+    tall = tall.reshape(*tall.shape[: len(remaining)], length, tall.shape[-1])
     return (wide @ tall).reshape(shape)
 
 
-@backward(torch.matmul, wrt="input")
+@backward(torch.matmul, wrt="input", cast_to_grad="other")
 def matmul_input(grad, input_shape, other):
-    other = in_dtype_of(grad, other)
     if other.ndim == 1:  # y = A v
         return grad.unsqueeze(-1) * conj(other)
     if len(input_shape) == 1:  # y = v B
@@ -63,9 +53,8 @@ def matmul_input(grad, input_shape, other):
     return summed_product(grad, other.mH, input_shape)
 
 
-@backward(torch.matmul, wrt="other")
+@backward(torch.matmul, wrt="other", cast_to_grad="input")
 def matmul_other(grad, input, other_shape):
-    input = in_dtype_of(grad, input)
     if input.ndim == 1:  # y = v B
         return conj(input).unsqueeze(-1) * grad.unsqueeze(-2) if len(other_shape) > 1 else conj(input) * grad
     if len(other_shape) == 1:  # y = A v
@@ -75,34 +64,34 @@ def matmul_other(grad, input, other_shape):
     return summed_product(input.mH, grad, other_shape)
 
 
-@backward(torch.mm, wrt="input")
+@backward(torch.mm, wrt="input", cast_to_grad="mat2")
 def mm_input(grad, mat2):
-    return grad @ in_dtype_of(grad, mat2).mH
+    return grad @ mat2.mH
 
 
-@backward(torch.mm, wrt="mat2")
+@backward(torch.mm, wrt="mat2", cast_to_grad="input")
 def mm_mat2(grad, input):
-    return in_dtype_of(grad, input).mH @ grad
+    return input.mH @ grad
 
 
-@backward(torch.bmm, wrt="input")
+@backward(torch.bmm, wrt="input", cast_to_grad="mat2")
 def bmm_input(grad, mat2):
-    return torch.bmm(grad, in_dtype_of(grad, mat2).mH)
+    return torch.bmm(grad, mat2.mH)
 
 
-@backward(torch.bmm, wrt="mat2")
+@backward(torch.bmm, wrt="mat2", cast_to_grad="input")
 def bmm_mat2(grad, input):
-    return torch.bmm(in_dtype_of(grad, input).mH, grad)
+    return torch.bmm(input.mH, grad)
 
 
-@backward(torch.mv, wrt="input")
+@backward(torch.mv, wrt="input", cast_to_grad="vec")
 def mv_input(grad, vec):
-    return torch.outer(grad, conj(in_dtype_of(grad, vec)))
+    return torch.outer(grad, conj(vec))
 
 
-@backward(torch.mv, wrt="vec")
+@backward(torch.mv, wrt="vec", cast_to_grad="input")
 def mv_vec(grad, input):
-    return in_dtype_of(grad, input).mH @ grad
+    return input.mH @ grad
 
 
 # Products of two vectors.
@@ -141,14 +130,14 @@ def vecdot_y(grad, x, dim):
     return grad.unsqueeze(dim) * x
 
 
-@backward(torch.outer, wrt="input")
+@backward(torch.outer, wrt="input", cast_to_grad="vec2")
 def outer_input(grad, vec2):
-    return grad @ conj(in_dtype_of(grad, vec2))
+    return grad @ conj(vec2)
 
 
-@backward(torch.outer, wrt="vec2")
+@backward(torch.outer, wrt="vec2", cast_to_grad="input")
 def outer_vec2(grad, input):
-    return conj(in_dtype_of(grad, input)) @ grad
+    return conj(input) @ grad
 
 
 @decomposition(torch.inner)
@@ -181,23 +170,21 @@ def cross(input, other, dim):
 # linear: Y = X Wᵀ + b, for every row of X
 
 
-@backward(torch._C._nn.linear, wrt="input")
+@backward(torch._C._nn.linear, wrt="input", cast_to_grad="weight")
 def linear_input(grad, weight):
-    weight = conj(in_dtype_of(grad, weight))
+    weight = conj(weight)
     return grad @ weight if weight.ndim > 1 else grad.unsqueeze(-1) * weight
 
 
-@backward(torch._C._nn.linear, wrt="weight")
+@backward(torch._C._nn.linear, wrt="weight", cast_to_grad="input")
 def linear_weight(grad, input, weight_shape):
-    input = conj(in_dtype_of(grad, input))
+    input = conj(input)
     if len(weight_shape) == 1:
         return grad.flatten() @ rows(input)
     return rows(grad).mT @ rows(input)
 
 
-@backward(torch._C._nn.linear, wrt="bias")
-def linear_bias(grad):
-    return grad
+passes_through(torch._C._nn.linear, torch.bilinear, wrt="bias")
 
 
 # bilinear: y_o = Σ_ij a_i W_oij b_j + bias_o, for every row of a and b
@@ -219,71 +206,60 @@ def bilinear_weight(grad, input1, input2):
     return tensordot(rows(grad), pairs.reshape(math.prod(grad.shape[:-1]), *pairs.shape[-2:]), [0], [0])
 
 
-@backward(torch.bilinear, wrt="bias")
-def bilinear_bias(grad):
-    return grad
-
-
 def _weighted(grad, weight):
     """Σ_o grad_o conj(W_oij)"""
     return tensordot(grad, conj(weight), [-1], [0])
 
 
-# addmm and its relatives: beta input + alpha (product). With beta = 0 the input is not even read: nan there stays out.
+# addmm and its relatives: beta input + alpha (product). With beta = 0 the input is not read: nan and inf in it have no effect.
 
 
-@backward(torch.addmm, wrt="input")
-@backward(torch.addmv, wrt="input")
-@backward(torch.addr, wrt="input")
-@backward(torch.addbmm, wrt="input")
-@backward(torch.baddbmm, wrt="input")
+@backward(torch.addmm, torch.addmv, torch.addr, torch.addbmm, torch.baddbmm, wrt="input")
 def addmm_input(grad, beta):
     return torch.zeros_like(grad) if beta == 0 else scaled(grad, beta)
 
 
-@backward(torch.addmm, wrt="mat1")
+@backward(torch.addmm, wrt="mat1", cast_to_grad="mat2")
 def addmm_mat1(grad, mat2, alpha):
-    return scaled(grad @ in_dtype_of(grad, mat2).mH, alpha)
+    return scaled(grad @ mat2.mH, alpha)
 
 
-@backward(torch.addmm, wrt="mat2")
+@backward(torch.addmm, wrt="mat2", cast_to_grad="mat1")
 def addmm_mat2(grad, mat1, alpha):
-    return scaled(in_dtype_of(grad, mat1).mH @ grad, alpha)
+    return scaled(mat1.mH @ grad, alpha)
 
 
-@backward(torch.addmv, wrt="mat")
+@backward(torch.addmv, wrt="mat", cast_to_grad="vec")
 def addmv_mat(grad, vec, alpha):
-    return scaled(torch.outer(grad, conj(in_dtype_of(grad, vec))), alpha)
+    return scaled(torch.outer(grad, conj(vec)), alpha)
 
 
-@backward(torch.addmv, wrt="vec")
+@backward(torch.addmv, wrt="vec", cast_to_grad="mat")
 def addmv_vec(grad, mat, alpha):
-    return scaled(in_dtype_of(grad, mat).mH @ grad, alpha)
+    return scaled(mat.mH @ grad, alpha)
 
 
-@backward(torch.addr, wrt="vec1")
+@backward(torch.addr, wrt="vec1", cast_to_grad="vec2")
 def addr_vec1(grad, vec2, alpha):
-    return scaled(grad @ conj(in_dtype_of(grad, vec2)), alpha)
+    return scaled(grad @ conj(vec2), alpha)
 
 
-@backward(torch.addr, wrt="vec2")
+@backward(torch.addr, wrt="vec2", cast_to_grad="vec1")
 def addr_vec2(grad, vec1, alpha):
-    return scaled(conj(in_dtype_of(grad, vec1)) @ grad, alpha)
+    return scaled(conj(vec1) @ grad, alpha)
 
 
-# addbmm adds up the products of all batches, so each sees the same gradient, which broadcasts over them.
+# addbmm sums the products of all batches, so that each has the same gradient, which broadcasts over them.
 
 
-@backward(torch.addbmm, wrt="batch1")
-@backward(torch.baddbmm, wrt="batch1")
+@backward(torch.addbmm, torch.baddbmm, wrt="batch1", cast_to_grad="batch2")
 def addbmm_batch1(grad, batch2, alpha):
-    return scaled(grad @ in_dtype_of(grad, batch2).mH, alpha)
+    return scaled(grad @ batch2.mH, alpha)
 
 
-@backward(torch.addbmm, wrt="batch2")
-@backward(torch.baddbmm, wrt="batch2")
+@backward(torch.addbmm, torch.baddbmm, wrt="batch2", cast_to_grad="batch1")
 def addbmm_batch2(grad, batch1, alpha):
-    return scaled(in_dtype_of(grad, batch1).mH @ grad, alpha)
+    return scaled(batch1.mH @ grad, alpha)
 
 
 # Products of many matrices.
@@ -315,7 +291,7 @@ def multi_dot(tensors):
 def cheapest_splits(sizes):
     """Where to split each run of a chain of matrices of ``sizes[k] × sizes[k + 1]`` for the fewest multiplications.
 
-    Of splits that cost the same torch takes the first, but the second in a chain of three.
+    Of splits that cost the same torch takes the first, in a chain of three matrices the second.
     """
     tie = -1 if len(sizes) == 4 else 1
     cost = {(k, k): 0 for k in range(len(sizes) - 1)}
@@ -353,3 +329,53 @@ def matrix_exp(grad, input):
     upper = torch.cat([adjoint, grad], -1)
     lower = torch.cat([torch.zeros_like(grad), adjoint], -1)
     return torch.linalg.matrix_exp(torch.cat([upper, lower], -2))[..., :n, n:]
+
+
+# tensordot: contracted axes are taken pairwise, the free ones of the first come before those of the second
+
+
+@backward(tensordot, wrt="input", cast_to_grad="other")
+def tensordot_input(grad, input_shape, other, dims_self, dims_other):
+    free = len(input_shape) - len(dims_self)
+    return _uncontracted(grad, range(free, grad.ndim), other, dims_other, input_shape, dims_self)
+
+
+@backward(tensordot, wrt="other", cast_to_grad="input")
+def tensordot_other(grad, input, other_shape, dims_self, dims_other):
+    free = input.ndim - len(dims_self)
+    return _uncontracted(grad, range(free), input, dims_self, other_shape, dims_other)
+
+
+def _uncontracted(grad, grad_axes, other, other_dims, shape, dims):
+    """The gradient of an operand of ``shape``, contracted along ``dims``: ``grad`` times ``other`` over free axes."""
+    partner = {d % other.ndim: axis % len(shape) for d, axis in zip(other_dims, dims, strict=True)}
+    free = [d for d in range(other.ndim) if d not in partner]
+    product = tensordot(grad, conj(other), list(grad_axes), free)
+    # The axes of the product: this operand's free ones, then its contracted ones in the order of the other operand.
+    contracted = set(partner.values())
+    order = [d for d in range(len(shape)) if d not in contracted] + [partner[d] for d in sorted(partner)]
+    product = product.permute([order.index(d) for d in range(len(shape))])
+    # A contracted axis of length 1 met a longer one: the sum ran over the longer one alone.
+    return product.expand([s if s != 1 else have for s, have in zip(shape, product.shape, strict=True)])
+
+
+# kron: with every axis split in two, (a ⊗ b)[i, k] = a[i] b[k]
+
+
+@backward(torch.kron, wrt="input", cast_to_grad="other")
+def kron_input(grad, input_shape, other):
+    return _kron_factor(grad, input_shape, other, other.shape, 1).reshape(input_shape)
+
+
+@backward(torch.kron, wrt="other", cast_to_grad="input")
+def kron_other(grad, input, other_shape):
+    return _kron_factor(grad, input.shape, input, other_shape, 0).reshape(other_shape)
+
+
+def _kron_factor(grad, input_shape, factor, other_shape, side):
+    """``grad`` contracted with ``factor``, which is the first (``side`` 0) or the second of the two."""
+    rank = grad.ndim
+    pairs = [(*((1,) * (rank - len(shape))), *shape) for shape in (input_shape, other_shape)]
+    split = grad.reshape([size for pair in zip(*pairs, strict=True) for size in pair])
+    factor = conj(factor).reshape(pairs[side])
+    return tensordot(split, factor, list(range(side, 2 * rank, 2)), list(range(rank)))

@@ -1,8 +1,8 @@
-"""What a tensor is asked about itself: nothing is computed, nothing flows, and nothing fresh is handed out."""
+"""Questions about a tensor itself: nothing is computed, no gradient flows, no new tensor is returned."""
 
 import torch
 
-from ops_registry.registry import no_gradient
+from ops_registry.declare import no_gradient
 
 no_gradient(
     torch.Tensor.dim,
@@ -44,7 +44,7 @@ for _name in (
     "is_nested",
     "is_mkldnn",
     "_version",
-    "_base",  # somebody else's objects: never marked, no part of any history
+    "_base",  # existing objects: never marked, and part of no history
     "_grad",
 ):
     no_gradient(getattr(torch.Tensor, _name).__get__)

@@ -3,39 +3,72 @@
 import torch
 
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import restore_dims, share
+from ops_registry.shared.dimensions import restore_dims
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
 
+# n = (sum |x|^p)^(1/p)  gives  dn = sgn(x) (|x| / n)^(p - 1). One formula for each kind of order p, with reduced dimensions kept.
+
+
+def _order_zero(grad, x, norm, p, dim):
+    return None  # the number of elements other than 0
+
+
+def _order_one(grad, x, norm, p, dim):
+    return grad * x.sgn()
+
+
+def _order_two(grad, x, norm, p, dim):
+    # A zero vector gets 0. There is no second derivative there: the division makes it nan, as in torch, and not a wrong 0.
+    return grad * (x / norm).masked_fill(norm == 0, 0)
+
+
+def _infinite_order(grad, x, norm, p, dim):
+    size = x.abs()
+    ties = (size == norm) | (size != size)
+    return share_among_ties(grad, ties, dim) * x.sgn()
+
+
+def _whole_order(grad, x, norm, p, dim):
+    norm = norm.masked_fill(norm == 0, 1)
+    return x * x.abs().pow(p - 2) * (grad / norm.pow(p - 1))  # has all its derivatives at 0
+
+
+def _any_order(grad, x, norm, p, dim):
+    norm_or_one = norm.masked_fill(norm == 0, 1)
+    # A zero element has ratio 1, whose powers and their derivatives are finite, and sgn(0) = 0.
+    size = torch.where(x == 0, norm_or_one, x.abs())
+    power = (norm / size).pow(1 - p) if p < 0 else (size / norm_or_one).pow(p - 1)
+    return grad * x.sgn() * power
+
+
+_SPECIAL_ORDERS = {
+    0: _order_zero,
+    1: _order_one,
+    2: _order_two,
+    torch.inf: _infinite_order,
+    -torch.inf: _infinite_order,
+}
+
+
+def norm_gradient(grad, x, norm, p, dim):
+    """The gradient of ``x`` for the norm of order ``p`` along ``dim``, where ``grad`` and ``norm`` broadcast to ``x``."""
+    formula = _SPECIAL_ORDERS.get(float(p)) or (_whole_order if p > 2 and p % 1 == 0 else _any_order)
+    return formula(grad, x, norm, p, dim)
+
+
 @backward(torch.linalg.vector_norm)
 def linalg_vector_norm(grad, input, input_shape, result, ord, dim, keepdim):
-    # n = (sum |x|^p)^(1/p)  gives  dn = sgn(x) (|x| / n)^(p - 1)
-    if ord == 0:
-        return None
-    if dim is not None and not keepdim:
+    if dim is not None:
         grad = restore_dims(grad, input_shape, dim, keepdim)
         result = restore_dims(result, input_shape, dim, keepdim)
-    if ord == 2:
-        # A zero vector gets 0. There is no second derivative there: the division makes it nan, as in torch, and not a wrong 0.
-        return grad * (input / result).masked_fill(result == 0, 0)
-    if ord == 1:
-        return grad * input.sgn()
-    if ord in (torch.inf, -torch.inf):
-        size = input.abs()
-        ties = (size == result) | (size != size)
-        return share(grad, ties, dim) * input.sgn()
-    norm = result.masked_fill(result == 0, 1)
-    if ord > 2 and ord % 1 == 0:  # whole powers have all their derivatives at 0
-        return input * input.abs().pow(ord - 2) * (grad / norm.pow(ord - 1))
-    # A zero element has ratio 1, whose powers and their derivatives are finite, and sgn(0) = 0.
-    size = torch.where(input == 0, norm, input.abs())
-    power = (result / size).pow(1 - ord) if ord < 0 else (size / norm).pow(ord - 1)
-    return grad * input.sgn() * power
+    return norm_gradient(grad, input, result, ord, dim)
 
 
-@backward(aten.norm.ScalarOpt_dim)
-@backward(aten.norm.ScalarOpt_dim_dtype)
+@backward(aten.norm.ScalarOpt_dim, aten.norm.ScalarOpt_dim_dtype)
 def norm_along_dim(grad, input, input_shape, result, p, dim, keepdim):
     return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, dim, keepdim)
 
@@ -47,10 +80,9 @@ def choose_norm(input, p=2, dim=None, keepdim=False, *, dtype=None):
     return aten.norm.ScalarOpt_dim if dtype is None else aten.norm.ScalarOpt_dim_dtype
 
 
-@backward(aten.norm.Scalar)
-@backward(aten.norm.ScalarOpt_dtype)
-def norm_of_all(grad, input, input_shape, result, p):
-    return linalg_vector_norm(grad, input, input_shape, result, 2 if p is None else p, None, False)
+@backward(aten.norm.Scalar, aten.norm.ScalarOpt_dtype)
+def norm_of_all(grad, input, result, p):
+    return norm_gradient(grad, input, result, 2 if p is None else p, None)
 
 
 def _largest(sizes, dim, keepdim):
@@ -115,36 +147,36 @@ def nuclear_norm_overload(input, dim=False, keepdim=False):
 
 @backward(torch.dist, wrt="input")
 def dist_input(grad, input, other, result, p):
-    return linalg_vector_norm(grad, input - other, None, result, p, None, False)
+    return norm_gradient(grad, input - other, result, p, None)
 
 
 @backward(torch.dist, wrt="other")
 def dist_other(grad, input, other, result, p):
-    return linalg_vector_norm(grad, other - input, None, result, p, None, False)
+    return norm_gradient(grad, other - input, result, p, None)
 
 
 @backward(torch.renorm)
 def renorm(grad, input, input_shape, p, dim, maxnorm):
-    # y = x s(n), s = maxnorm / (n + eps) where the slice's norm n is too large:  dy = s dx + x s'(n) dn
+    # y = x s(n), s = maxnorm / (n + eps) where the norm n of a slice is too large:  dy = s dx + x s'(n) dn
     others = tuple(d for d in range(len(input_shape)) if d != dim % len(input_shape))
     norm = torch.linalg.vector_norm(input, p, others, True)
     inverse = torch.where(norm > maxnorm, 1 / (norm + 1e-7), 0)
     scaled = torch.where(norm > maxnorm, maxnorm * inverse, 1)
     through_norm = (grad * input.conj()).real.sum(others, True) * (-maxnorm * inverse * inverse)
-    through = linalg_vector_norm(through_norm, input, input_shape, norm, p, others, True)
+    through = norm_gradient(through_norm, input, norm, p, others)
     return grad * scaled if through is None else grad * scaled + through
 
 
-def _pulls(grad, between, p, result):
-    """What each pair of points contributes to the gradient of its first one, from what lies between them."""
+def _pair_gradients(grad, difference, p, distance):
+    """The gradient of the first point of each pair, from the difference of the two points."""
     if p == torch.inf:  # here the coordinates that tie do not share, as in torch
-        return grad.unsqueeze(-1) * between.sgn() * (between.abs() == result.unsqueeze(-1))
-    if p == 2:  # the distance of a point from itself is 0 whatever moves: nothing flows, in any order
-        return between * (grad / result.masked_fill(result == 0, torch.inf)).unsqueeze(-1)
-    return linalg_vector_norm(grad, between, between.shape, result, p, -1, False)
+        return grad.unsqueeze(-1) * difference.sgn() * (difference.abs() == distance.unsqueeze(-1))
+    if p == 2:  # the distance of a point to itself is always 0: nothing flows, in any order
+        return difference * (grad / distance.masked_fill(distance == 0, torch.inf)).unsqueeze(-1)
+    return norm_gradient(grad.unsqueeze(-1), difference, distance.unsqueeze(-1), p, -1)
 
 
-def _by_matmul(p, compute_mode, rows, columns):
+def _multiplies_out(p, compute_mode, rows, columns):
     """Whether torch multiplies out ``|a - b|^2``: then the gradient may do so too, without losing precision."""
     if p != 2:
         return False
@@ -153,36 +185,34 @@ def _by_matmul(p, compute_mode, rows, columns):
     return compute_mode in (1, "use_mm_for_euclid_dist")
 
 
-@backward(torch.cdist, wrt=("x1", "x2"))
-@backward(aten._cdist_forward, wrt=("x1", "x2"))
+@backward(torch.cdist, aten._cdist_forward, wrt=("x1", "x2"))
 def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
     if p == 0 or 0 in result_shape:
         return None, None
-    if _by_matmul(p, compute_mode, *result_shape[-2:]):
+    if _multiplies_out(p, compute_mode, *result_shape[-2:]):
         weight = grad / result.masked_fill(result == 0, torch.inf)
         return (
-            x1 * weight.sum(-1).unsqueeze(-1) - weight @ x2 if needs[0] else None,
-            x2 * weight.sum(-2).unsqueeze(-1) - weight.mT @ x1 if needs[1] else None,
+            x1 * weight.sum(-1).unsqueeze(-1) - weight @ x2 if needs.x1 else None,
+            x2 * weight.sum(-2).unsqueeze(-1) - weight.mT @ x1 if needs.x2 else None,
         )
-    if torch.is_grad_enabled():  # to be differentiated again, the gradient has to be made of differentiable parts
-        pulls = _pulls(grad, x1.unsqueeze(-2) - x2.unsqueeze(-3), p, result)
-        return pulls.sum(-2) if needs[0] else None, -pulls.sum(-3) if needs[1] else None
+    if recorded():  # to be differentiated again, the gradient has to be made of differentiable parts
+        pairs = _pair_gradients(grad, x1.unsqueeze(-2) - x2.unsqueeze(-3), p, result)
+        return pairs.sum(-2) if needs.x1 else None, -pairs.sum(-3) if needs.x2 else None
     kernel = torch.ops.aten._cdist_backward
-    grad_x1 = kernel(grad.contiguous(), x1, x2, p, result) if needs[0] else None
-    grad_x2 = kernel(grad.mT.contiguous(), x2, x1, p, result.mT.contiguous()) if needs[1] else None
+    grad_x1 = kernel(grad.contiguous(), x1, x2, p, result) if needs.x1 else None
+    grad_x2 = kernel(grad.mT.contiguous(), x2, x1, p, result.mT.contiguous()) if needs.x2 else None
     return grad_x1, grad_x2
 
 
-@backward(torch.pdist)
-@backward(aten._pdist_forward)
+@backward(torch.pdist, aten._pdist_forward)
 def pdist(grad, input, p, result, result_shape):
     if p == 0 or 0 in result_shape:
         return None
-    if not torch.is_grad_enabled():  # not differentiable, as that of cdist
+    if not recorded():  # this kernel, too, is not differentiable
         return torch.ops.aten._pdist_backward(grad.contiguous(), input.contiguous(), p, result)
     first, second = torch.triu_indices(input.shape[0], input.shape[0], 1, device=input.device)
-    pulls = _pulls(grad, input[first] - input[second], p, result)
-    return torch.zeros_like(input).index_add(0, first, pulls).index_add(0, second, -pulls)
+    pairs = _pair_gradients(grad, input[first] - input[second], p, result)
+    return torch.zeros_like(input).index_add(0, first, pairs).index_add(0, second, -pairs)
 
 
 @decomposition(torch.norm_except_dim)
@@ -190,7 +220,9 @@ def norm_except_dim(v, pow, dim):
     if dim == -1:
         return torch.linalg.vector_norm(v, pow)
     others = tuple(d for d in range(v.dim()) if d != dim)
-    return torch.linalg.vector_norm(v, pow, others, True) if others else v.abs()  # no dimension would mean all of them
+    if not others:  # an empty dim would mean all dimensions
+        return v.abs()
+    return torch.linalg.vector_norm(v, pow, others, True)
 
 
 @decomposition(torch.pairwise_distance)

@@ -1,4 +1,4 @@
-"""Packing sequences of several lengths: the elements of a batch, sorted by length, are listed step by step."""
+"""Packing sequences of several lengths: the elements of a batch sorted by length, listed step by step."""
 
 import torch
 import torch.nn.functional as F
@@ -6,8 +6,8 @@ import torch.nn.functional as F
 from ops_registry.registry import backward, decomposition
 
 
-def places(batch_sizes, device):
-    """Step and sequence of each element of a packed batch."""
+def element_places(batch_sizes, device):
+    """The step and the sequence of each element of a packed batch."""
     present = torch.arange(batch_sizes[0].item()) < batch_sizes.unsqueeze(1)
     return [index.to(device) for index in present.nonzero(as_tuple=True)]
 
@@ -21,13 +21,13 @@ def forward_pack(input, lengths, batch_first):
 def pack_padded_sequence(grad, input_shape, batch_sizes, batch_first):
     first, second, *features = input_shape
     shape = (second, first, *features) if batch_first else input_shape
-    padded = grad.new_zeros(shape).index_put(places(batch_sizes, grad.device), grad)
+    padded = grad.new_zeros(shape).index_put(element_places(batch_sizes, grad.device), grad)
     return padded.transpose(0, 1) if batch_first else padded
 
 
 @backward(torch._pad_packed_sequence, wrt="data")
 def pad_packed_sequence(grad, batch_sizes, batch_first):
-    step, sequence = places(batch_sizes, grad.device)
+    step, sequence = element_places(batch_sizes, grad.device)
     return grad[sequence, step] if batch_first else grad[step, sequence]
 
 

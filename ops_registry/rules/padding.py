@@ -1,35 +1,32 @@
-"""Padding: a constant, reflections, the edge, or the other end put around a tensor."""
+"""Padding with a constant, with reflections, with the edge or from the other end."""
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import add_slices
+from ops_registry.shared.dimensions import shape_only
+from ops_registry.shared.picking import add_slices
 
 aten = torch.ops.aten
 
 
 def _crop(grad, pad):
-    # What was padded is cropped; what a negative pad cropped gets zeros.
+    # The padding is cropped; what a negative pad cropped gets zeros.
     return torch.constant_pad_nd(grad, [-n for n in pad])
-
-
-def _stand_in(grad, shape):
-    """torch's kernels ask for the input, of which they read the shape alone."""
-    return grad.new_empty(()).expand(shape)
 
 
 def _reflected(grad, shape, padding):
     kernel = (aten.reflection_pad1d_backward, aten.reflection_pad2d_backward, aten.reflection_pad3d_backward)[
         len(padding) // 2 - 1
     ]
-    return kernel(grad, _stand_in(grad, shape), padding)
+    return kernel(grad, shape_only(grad, shape), padding)
 
 
 def _replicated(grad, shape, padding):
     kernel = (aten.replication_pad1d_backward, aten.replication_pad2d_backward, aten.replication_pad3d_backward)[
         len(padding) // 2 - 1
     ]
-    return kernel(grad, _stand_in(grad, shape), padding)
+    return kernel(grad, shape_only(grad, shape), padding)
 
 
 def _wrapped(grad, shape, pad):
@@ -72,7 +69,7 @@ def _replication(grad, input_shape, padding):
     return _replicated(grad, input_shape, padding)
 
 
-# The kernels of the way back are linear, and their transpose is the padding itself.
+# The backward kernels are linear, and their transpose is the padding itself.
 
 
 def _transpose_of(padder):
@@ -82,14 +79,10 @@ def _transpose_of(padder):
     return formula
 
 
-def _nothing(grad):
-    return None
-
-
 for _kind, _rule in (("reflection", _reflection), ("replication", _replication)):
     for _n in (1, 2, 3):
         _padder = getattr(torch._C._nn, f"{_kind}_pad{_n}d")
         _kernel = getattr(aten, f"{_kind}_pad{_n}d_backward")
         backward(_padder)(_rule)
         backward(_kernel, wrt="grad_output")(_transpose_of(_padder))
-        backward(_kernel, wrt="input")(_nothing)
+        zero_gradient(_kernel, wrt="input")

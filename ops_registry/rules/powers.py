@@ -6,12 +6,13 @@ import math
 import torch
 
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.recorded import recorded
 
 
 @backward(torch.square)
 def square(grad, input):
-    return grad * conj(input + input)  # a sum, not 2*x: a number operand costs as much again as the product
+    return grad * conj(input + input)  # a sum, not 2*x: a number as operand doubles the cost
 
 
 @backward(torch.sqrt)
@@ -37,7 +38,7 @@ def pow_input(grad, input, exponent):
             return square(grad, input)
         return grad * conj(input.pow(exponent - 1) * exponent)
     corner = (exponent == 0) & (input == 0)
-    # The base is moved off 0 there as well: a branch not taken would still send 0 * inf into the second derivative.
+    # The base is moved off 0 there as well: otherwise the branch not taken would bring 0 * inf into the second derivative.
     slope = exponent * torch.where(corner, 1, input).pow(exponent - 1)
     return torch.where(corner, 0, grad * conj(slope))
 
@@ -95,8 +96,8 @@ def hypot_other(grad, other, result):
 
 
 def _radius(result):
-    """``result`` without zeros; over infinity nothing flows in any order, and over the smallest number 0 stays 0, at less cost."""
-    if torch.is_grad_enabled():
+    """``result`` without zeros. A division by infinity is 0 in every order; one of 0 by the smallest number is 0, too, and cheaper."""
+    if recorded():
         return torch.where(result == 0, torch.inf, result)
     limits = torch.finfo(result.dtype)
     return result.clamp_min(limits.tiny * limits.eps)

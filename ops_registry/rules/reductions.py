@@ -3,7 +3,11 @@
 import torch
 
 from ops_registry.registry import backward, decomposition
-from ops_registry.rules.helpers import conj, divides_well, exclusive_cumprod, reduced_count, restore_dims, spread
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
+from ops_registry.shared.masks import zeros_and_ones
+from ops_registry.shared.products import divides_well, exclusive_cumprod
+from ops_registry.shared.recorded import recorded
 
 
 @backward(torch.sum)
@@ -18,7 +22,7 @@ def sum_to_size(grad, input_shape):
 
 @backward(torch.nansum)
 def nansum(grad, input, input_shape, dim, keepdim):
-    return spread(grad, input_shape, dim, keepdim) * (input == input).view(torch.int8)  # faster than bools
+    return spread(grad, input_shape, dim, keepdim) * zeros_and_ones(input == input)
 
 
 @backward(torch.mean)
@@ -34,10 +38,10 @@ def nanmean(input, dim, keepdim, dtype):
 
 @backward(torch.prod)
 def prod(grad, input, input_shape, result, dim, keepdim, dtype):
-    # The derivative to one factor is the product of the others: those before times those after.
+    # The derivative of each factor is the product of the others: those before it times those after it.
     # Without a division it is right at zeros, in every order.
     factors = input if dtype is None else input.to(dtype)
-    if not torch.is_grad_enabled() and divides_well(result):
+    if not recorded() and divides_well(result):
         return restore_dims(grad * conj(result), input_shape, dim, keepdim or dim is None) / conj(factors)
     if dim is None or not input_shape:
         factors = factors.reshape(-1)

@@ -32,7 +32,7 @@ INTERPOLATIONS = (
 def register_interpolation(op, adjoint):
     """Rules for both ways to call ``op``, with a scale for each dimension or a list of them, and for its adjoint.
 
-    What follows the sizes (``align_corners``, the scales) is the same for ``op`` and its adjoint, and kept as it is.
+    The arguments after the sizes (``align_corners``, the scales) are the same for ``op`` and its adjoint.
     """
 
     def forward(input, output_size, *options):

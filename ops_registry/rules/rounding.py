@@ -1,53 +1,30 @@
-"""Rounding, signs and magnitudes. What is constant between its jumps lets no gradient through."""
+"""Rounding and signs. A function that is constant between its jumps has a zero gradient."""
 
 import torch
 
+from ops_registry.declare import passes_through, zero_gradient
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
 
-
-@backward(torch.floor)
-@backward(torch.ceil)
-@backward(torch.round)
-@backward(torch.trunc)
-@backward(torch.sign)
-def stairs(grad):
-    return None
-
-
-@backward(torch.frac)
-def frac(grad):
-    return grad
+zero_gradient(torch.floor, torch.ceil, torch.round, torch.trunc, torch.sign)
+passes_through(torch.frac)
+zero_gradient(torch.copysign, torch.nextafter, wrt="other")
+zero_gradient(torch.heaviside, wrt="input")
 
 
 @backward(torch.sgn)
 def sgn(grad, input, result):
-    """For s = z/|z|: ``(g - s Re(conj(s) g)) / |z|``, what g has across z, over the distance from 0; 0 at z = 0."""
+    """For s = z/|z|: ``(g - s Re(conj(s) g)) / |z|``, the part of g across z, divided by the distance from 0; 0 at z = 0."""
     if not input.is_complex():
         return None
     zero = input == 0
-    along = (conj(result) * grad).real
-    return torch.where(zero, 0, grad - result * along) / torch.where(zero, 1, input).abs()
-
-
-@backward(torch.abs)
-def abs(grad, input):
-    return grad * input.sgn()  # for complex z too; z/|z| would underflow where sgn does not
+    radial = (conj(result) * grad).real
+    return torch.where(zero, 0, grad - result * radial) / torch.where(zero, 1, input).abs()
 
 
 @backward(torch.copysign, wrt="input")
 def copysign_input(grad, input, result):
     return grad * input.sgn() * result.sgn()
-
-
-@backward(torch.copysign, wrt="other")
-def copysign_other(grad):
-    return None
-
-
-@backward(torch.heaviside, wrt="input")
-def heaviside_input(grad):
-    return None
 
 
 @backward(torch.heaviside, wrt="values")
@@ -63,11 +40,6 @@ def nan_to_num(grad, input):
 @backward(torch.nextafter, wrt="input")
 def nextafter_input(grad, input, other):
     return torch.where(input == other, 0, grad)  # there the result is other, and stays so
-
-
-@backward(torch.nextafter, wrt="other")
-def nextafter_other(grad):
-    return None
 
 
 @backward(torch.frexp)

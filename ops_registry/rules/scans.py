@@ -4,7 +4,10 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import add_at, conj, divides_well, exclusive_cumprod
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.picking import add_at
+from ops_registry.shared.products import divides_well, exclusive_cumprod
+from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
 
@@ -17,7 +20,7 @@ def cumsum(grad, dim):
 def backward_recurrence(term, factor, dim):
     """``s`` with ``s[j] = term[j] + factor[j] * s[j + 1]``; ``factor`` is shorter by one.
 
-    Each round doubles the distance that ``s`` has seen, so it takes a logarithmic number of rounds and never divides.
+    Each round doubles the distance over which ``s`` is complete: the number of rounds is logarithmic, and nothing is divided.
     """
     size, step = term.shape[dim], 1
     while step < size:
@@ -36,7 +39,7 @@ def cumprod(grad, input, input_shape, result, dim, dtype):
     if not input_shape or input_shape[dim] <= 1:
         return grad
     factors = conj(input if dtype is None else input.to(dtype))
-    if not torch.is_grad_enabled() and divides_well(result):
+    if not recorded() and divides_well(result):
         return cumsum(grad * conj(result), dim) / factors
     following = factors.narrow(dim, 1, input_shape[dim] - 1)
     return exclusive_cumprod(factors, dim) * backward_recurrence(grad, following, dim)
@@ -46,7 +49,7 @@ def cumprod(grad, input, input_shape, result, dim, dtype):
 def logcumsumexp(grad, input, input_shape, result, dim):
     # sum over k >= j of g_k exp(x_j - y_k) = exp(x_j - y_j) s_j,  s_j = g_j + exp(y_j - y_{j+1}) s_{j+1}.
     # As y grows along dim, no exponential exceeds 1. Where y is still -inf nothing flows.
-    if input.dtype in (torch.float16, torch.bfloat16):  # what a level has lost to rounding would be a factor
+    if input.dtype in (torch.float16, torch.bfloat16):  # a rounding error in the level would become a factor
         input = input.float()
         result = input.logcumsumexp(dim)
     level = result.masked_fill(result == -torch.inf, 0)
@@ -58,8 +61,7 @@ def logcumsumexp(grad, input, input_shape, result, dim):
     return weight * backward_recurrence(grad, decay, dim)
 
 
-@backward(torch.cummax)
-@backward(torch.cummin)
+@backward(torch.cummax, torch.cummin)
 def running_extreme(grad, input_shape, indices, dim):
     return add_at(grad, indices, input_shape, dim)
 
@@ -67,15 +69,19 @@ def running_extreme(grad, input_shape, indices, dim):
 @backward(torch.diff, wrt=("input", "prepend", "append"))
 def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     if n == 0:
-        return grad if needs[0] else None, None, None
+        return grad if needs.input else None, None, None
     # The transpose of one difference is minus the difference of the cotangent between two zeros.
     lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
     n = min(n, lengths[0] + lengths[1] + lengths[2])
     dim %= len(input_shape)
     zeros = grad.new_zeros((*grad.shape[:dim], n, *grad.shape[dim + 1 :]))
     whole = torch.diff(grad, n, dim, prepend=zeros, append=zeros)
-    before, own, after = (-whole if n % 2 else whole).split(lengths, dim)
-    return tuple([part if need else None for part, need in zip((own, before, after), needs, strict=True)])
+    grad_prepend, grad_input, grad_append = (-whole if n % 2 else whole).split(lengths, dim)
+    return (
+        grad_input if needs.input else None,
+        grad_prepend if needs.prepend else None,
+        grad_append if needs.append else None,
+    )
 
 
 def _pair_sums(y, dim):
@@ -97,8 +103,7 @@ def _spacings(y, x, dim):
     return torch.diff(x, dim=dim)
 
 
-@backward(aten.trapezoid.dx, wrt="y")
-@backward(aten.trapz.dx, wrt="y")
+@backward(aten.trapezoid.dx, aten.trapz.dx, wrt="y")
 def trapezoid(grad, y_shape, dx, dim):
     # The inner samples count whole, the first and the last half.
     size = y_shape[dim]
@@ -141,9 +146,9 @@ overloaded(torch.cumulative_trapezoid)(_overload(aten.cumulative_trapezoid))
 
 
 def _slope(y, steps, dim, edge_order):
-    """Slope of the parabola through each sample and its neighbours; at the ends of a line or (order 2) a parabola.
+    """The slope of the parabola through each sample and its neighbours; at the ends that of a line, or (order 2) of a parabola.
 
-    ``steps`` are the distances between samples, or a number where they are all the same.
+    ``steps`` holds the distances between samples, or is a number where they are all the same.
     """
     size = y.shape[dim]
     lines = torch.diff(y, dim=dim)
@@ -173,7 +178,7 @@ def _slope(y, steps, dim, edge_order):
 
 
 def _three(y, dim, start, weights):
-    """The weighted sum of three samples in a row, at ``start`` and as many places after it as there are weights."""
+    """The weighted sums of three neighbouring samples, the first of them at ``start``, one sum for each weight."""
     length = weights[0].shape[dim]
     x, y, z = (y.narrow(dim, start + k, length) * w for k, w in enumerate(weights))
     return x + y + z

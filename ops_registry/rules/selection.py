@@ -1,10 +1,11 @@
-"""Choosing one of several values elementwise: bounds, conditions, the larger and the smaller."""
+"""Choosing one of several values elementwise: between bounds, by a condition."""
 
 import torch
 
+from ops_registry.declare import zero_gradient
 from ops_registry.registry import backward
 
-# clamp: the bound counts as inside, and wins where the two bounds cross
+# clamp: a value on a bound counts as inside; where the bounds cross the upper one wins
 
 
 @backward(torch.clamp, wrt="input")
@@ -51,9 +52,8 @@ def clamp_max_bound(grad, input, max):
     return torch.where(input > max, grad, 0)
 
 
-@backward(torch.where, wrt="condition")
-def where_condition(grad):
-    return None  # numbers as a condition are a matter of the one-argument form, which returns indices
+# A floating condition is possible in the form with one argument alone, which returns indices.
+zero_gradient(torch.where, wrt="condition")
 
 
 @backward(torch.where, wrt="input")
@@ -64,54 +64,3 @@ def where_input(grad, condition):
 @backward(torch.where, wrt="other")
 def where_other(grad, condition):
     return torch.where(condition, 0, grad)
-
-
-# maximum and minimum: at a tie each side takes half; a nan on either side is passed on, and so counts as chosen
-
-
-@backward(torch.maximum, wrt="input")
-def maximum_input(grad, input, other):
-    return _chosen(grad, input < other, input == other)
-
-
-@backward(torch.maximum, wrt="other")
-def maximum_other(grad, input, other):
-    return _chosen(grad, input > other, input == other)
-
-
-@backward(torch.minimum, wrt="input")
-def minimum_input(grad, input, other):
-    return _chosen(grad, input > other, input == other)
-
-
-@backward(torch.minimum, wrt="other")
-def minimum_other(grad, input, other):
-    return _chosen(grad, input < other, input == other)
-
-
-# fmax and fmin: a nan loses against a number
-
-
-@backward(torch.fmax, wrt=("input", "other"))
-def fmax(grad, input, other, needs):
-    return _kept(grad, input, other, input >= other, other >= input, needs)
-
-
-@backward(torch.fmin, wrt=("input", "other"))
-def fmin(grad, input, other, needs):
-    return _kept(grad, input, other, input <= other, other <= input, needs)
-
-
-def _kept(grad, input, other, input_wins, other_wins, needs):
-    grad = torch.where(input == other, grad / 2, grad)
-    own = torch.where(input_wins | other.isnan(), grad, 0) if needs[0] else None
-    return own, torch.where(other_wins | input.isnan(), grad, 0) if needs[1] else None
-
-
-def _chosen(grad, passed_over, tie):
-    return torch.where(passed_over, 0, torch.where(tie, grad / 2, grad))
-
-
-@backward(torch.bincount, wrt="weights")
-def bincount_weights(grad, input):
-    return grad.index_select(0, input.long())

@@ -2,17 +2,14 @@
 
 import torch
 
-from ops_registry.registry import backward, decomposition, no_gradient, overloaded
-from ops_registry.rules.helpers import add_slices
+from ops_registry.declare import no_gradient, passes_through
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.shared.picking import add_slices
 
-# Row-major order stays: the gradient goes back into the old shape, however dimensions were merged, split or added.
-
-
-def _back_to_shape(grad, input_shape):
-    return grad.reshape(input_shape)
+# Row-major order stays: the gradient is reshaped to the shape of the input, however dimensions were merged, split or added.
 
 
-for _reshaping in (
+@backward(
     torch.reshape,
     torch.ops.aten.view.default,
     torch.ops.aten.view_copy.default,
@@ -23,8 +20,10 @@ for _reshaping in (
     torch.ravel,
     torch.squeeze,
     torch.unsqueeze,
-):
-    backward(_reshaping)(_back_to_shape)
+)
+def reshape(grad, input_shape):
+    return grad.reshape(input_shape)
+
 
 # Bits read as another dtype are no differentiable function of the value.
 no_gradient(torch.ops.aten.view.dtype, torch.ops.aten.view_copy.dtype)
@@ -44,7 +43,7 @@ def view_copy(input, size=None, *, dtype=None, out=None):
     return torch.ops.aten.view_copy.dtype if _reads_bits(size, dtype) else torch.ops.aten.view_copy.default
 
 
-# Of the tensor that gives the shape, nothing but the shape counts.
+# The other tensor gives its shape alone.
 
 
 @decomposition(torch.Tensor.reshape_as)
@@ -65,7 +64,7 @@ def expand_as(input, other):
 # Permutations of the dimensions: the gradient is permuted back.
 
 
-@backward(torch.transpose)
+@backward(torch.transpose, torch.swapdims)
 def transpose(grad, dim0, dim1):
     return grad.transpose(dim0, dim1)
 
@@ -73,11 +72,6 @@ def transpose(grad, dim0, dim1):
 @backward(torch.swapaxes)
 def swapaxes(grad, axis0, axis1):
     return grad.transpose(axis0, axis1)
-
-
-@backward(torch.swapdims)
-def swapdims(grad, dim0, dim1):
-    return grad.transpose(dim0, dim1)
 
 
 @backward(torch.t)
@@ -101,13 +95,8 @@ def H(grad):
     return grad.H
 
 
-@backward(torch.Tensor.mH.__get__)
+@backward(torch.Tensor.mH.__get__, torch.adjoint)
 def mH(grad):
-    return grad.mH
-
-
-@backward(torch.adjoint)
-def adjoint(grad):
     return grad.mH
 
 
@@ -124,7 +113,7 @@ def movedim(grad, source, destination):
     return grad.movedim(destination, source)
 
 
-# Permutations of the elements: the gradient of each goes back to its place.
+# Permutations of the elements: the inverse permutation.
 
 
 @backward(torch.flip)
@@ -163,34 +152,22 @@ def pixel_unshuffle(grad, downscale_factor):
     return torch.pixel_shuffle(grad, downscale_factor)
 
 
-# (groups, channels / groups) was transposed: transposing (channels / groups, groups) undoes it.
+# The forward transposes (groups, channels / groups): transposing (channels / groups, groups) undoes it.
 
 
-@backward(torch.channel_shuffle)
+@backward(torch.channel_shuffle, torch.native_channel_shuffle)
 def channel_shuffle(grad, input_shape, groups):
     return torch.channel_shuffle(grad, input_shape[1] // groups)
 
 
-@backward(torch.native_channel_shuffle)
-def native_channel_shuffle(grad, input_shape, groups):
-    return torch.channel_shuffle(grad, input_shape[1] // groups)
+# Copies of an element: their gradients add up. Along broadcast dimensions projection adds them.
 
 
-# Copies of an element: their gradients add up. Along broadcast dimensions the engine adds them.
-
-
-@backward(torch.Tensor.expand)
-def expand(grad):
-    return grad
-
-
-@backward(torch.broadcast_to)
-def broadcast_to(grad):
-    return grad
+passes_through(torch.Tensor.expand, torch.broadcast_to)
 
 
 def _add_tiles(grad, shape, counts):
-    """The sum over the copies, of which ``counts`` says how many there are along each dimension of the result."""
+    """The sum over the copies: ``counts`` of them along each dimension of the result."""
     lead = len(counts) - len(shape)
     split, summed = list(counts[:lead]), list(range(lead))
     for count, length in zip(counts[lead:], shape, strict=True):

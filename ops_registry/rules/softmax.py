@@ -2,23 +2,19 @@
 
 import torch
 
+from ops_registry.declare import self_adjoint
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj, restore_dims
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.dimensions import restore_dims
 
 
-@backward(torch.softmax)
-@backward(torch._softmax)
-@backward(torch._safe_softmax)
+@backward(torch.softmax, torch._softmax, torch._safe_softmax)
 def softmax(grad, result, dim):
     return torch._softmax_backward_data(grad, result, dim, grad.dtype)
 
 
-# The Jacobian diag(y) - y yᵀ is symmetric, so that its product with a vector is its own transpose.
-
-
-@backward(torch._softmax_backward_data, wrt="grad_output")
-def softmax_backward_data(grad, output, dim):
-    return torch._softmax_backward_data(grad, output, dim, grad.dtype)
+# The Jacobian diag(y) - y yᵀ is symmetric: the product with it is its own transpose.
+self_adjoint(torch._softmax_backward_data, wrt="grad_output")
 
 
 @backward(torch._softmax_backward_data, wrt="output")
@@ -27,13 +23,12 @@ def softmax_backward_data_output(grad, grad_output, output, dim):
     return grad * (grad_output - through) - grad_output * (grad * output).sum(dim, keepdim=True)
 
 
-@backward(torch.log_softmax)
-@backward(torch._log_softmax)
+@backward(torch.log_softmax, torch._log_softmax)
 def log_softmax(grad, result, dim):
     return torch._log_softmax_backward_data(grad, result, dim, grad.dtype)
 
 
-# It returns g - exp(y) sum(g), with y the log_softmax.
+# The kernel returns g - exp(y) sum(g), with y the log_softmax.
 
 
 @backward(torch._log_softmax_backward_data, wrt="grad_output")

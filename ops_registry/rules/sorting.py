@@ -1,16 +1,15 @@
-"""Sorting, and elements picked by their rank: the gradient goes back to where each value came from."""
+"""Sorting, and elements selected by rank: the gradient goes to the element that each value came from."""
 
 import torch
 
-from ops_registry.registry import backward, decomposition, no_gradient, overloaded
-from ops_registry.rules.helpers import put_back, share
+from ops_registry.declare import no_gradient
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.shared.picking import put_back
 
 aten = torch.ops.aten
 
 
-@backward(aten.sort.default)
-@backward(aten.sort.stable)
-@backward(torch.topk)
+@backward(aten.sort.default, aten.sort.stable, torch.topk)
 def ordered(grad, input_shape, indices, dim):
     return put_back(grad, indices, input_shape, dim, True)
 
@@ -34,32 +33,8 @@ def msort(input):
 
 
 @backward(torch.kthvalue)
-@backward(torch.mode)
-@backward(aten.median.dim)
-@backward(aten.nanmedian.dim)
-def picked_along_dim(grad, input_shape, indices, dim, keepdim):
+def kthvalue(grad, input_shape, indices, dim, keepdim):
     return put_back(grad, indices, input_shape, dim, keepdim)
-
-
-@backward(aten.median.default)
-def median_of_all(grad, input, result):
-    # One nan in the input makes the result nan: then the nans are what it came from.
-    return share(grad, (input == result) | (input != input), None)
-
-
-@backward(aten.nanmedian.default)
-def nanmedian_of_all(grad, input, result):
-    return share(grad, (input == result) | ((input != input) & (result != result)), None)
-
-
-@overloaded(torch.median)
-def median(*args, **kwargs):
-    return aten.median.default if len(args) + len(kwargs) == 1 else aten.median.dim
-
-
-@overloaded(torch.nanmedian)
-def nanmedian(*args, **kwargs):
-    return aten.nanmedian.default if len(args) + len(kwargs) == 1 else aten.nanmedian.dim
 
 
 no_gradient(torch.argsort)

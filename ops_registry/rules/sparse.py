@@ -1,7 +1,7 @@
-"""Sparse tensors: made out of values, taken apart, converted, and reduced along their entries.
+"""Sparse tensors: made from values, taken apart, converted, and reduced along their entries.
 
 Two functions carry the rules: ``entries`` reads a gradient where a pattern has its entries, and ``like`` puts values there. A gradient
-goes to the values that an input stores; where torch calls the input dense in all but storage (``mm``), its gradient is dense.
+goes to the values that an input stores; where torch treats the input as dense (``mm``), its gradient is dense.
 """
 
 import functools
@@ -10,17 +10,18 @@ import torch
 from torch.jit._builtins import _register_builtin
 from torch.overrides import handle_torch_function, has_torch_function
 
-from ops_registry.registry import backward, decomposition, no_gradient, overloaded
-from ops_registry.rules.helpers import reduced_dims
+from ops_registry.declare import no_gradient, passes_through, zero_gradient
+from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.shared.dimensions import reduced_dims
 
 aten = torch.ops.aten
 
-#: Layouts that store row or column pointers, and of these the ones compressed along columns, and in blocks.
+#: Layouts that store row or column pointers; those of them that are compressed along columns; those that store blocks.
 COMPRESSED = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
 BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
-# ``_values`` is the cut that torch makes of it: the values without their history. ``values`` has one.
+# As in torch, ``_values`` gives the values without their history, ``values`` with it.
 no_gradient(
     torch.Tensor._values,
     torch.Tensor._indices,
@@ -41,12 +42,12 @@ no_gradient(
 
 
 def is_sparse(tensor):
-    """Whether it stores indices along with its values."""
+    """Whether ``tensor`` stores indices along with its values."""
     return tensor.layout is torch.sparse_coo or tensor.layout in COMPRESSED
 
 
 def pointers(sparse):
-    """The two index tensors of a compressed layout, and the batch shape, which they have in front."""
+    """The two index tensors of a compressed layout, and the batch shape in front of theirs."""
     if sparse.layout in BY_COLUMN:
         compressed, plain = sparse.ccol_indices(), sparse.row_indices()
     else:
@@ -55,7 +56,7 @@ def pointers(sparse):
 
 
 def values_shape(sparse):
-    """The shape of its values, however it stores them."""
+    """The shape of the values of ``sparse``, in any layout."""
     return (sparse._values() if sparse.layout is torch.sparse_coo else sparse.detach().values()).shape
 
 
@@ -68,7 +69,7 @@ def blocksize(sparse):
 
 
 def grid(sparse):
-    """The shape over which its entries are spread: of the sparse dimensions, counted in blocks where there are some."""
+    """The shape of the sparse dimensions, counted in blocks where the layout has them."""
     if sparse.layout is torch.sparse_coo:
         return sparse.shape[: sparse.sparse_dim()] or (1,)
     shape = sparse.shape[: sparse.dim() - sparse.dense_dim()]
@@ -77,7 +78,7 @@ def grid(sparse):
 
 
 def coordinates(sparse):
-    """Where its entries are, in the order of its values: a vector of indices for each dimension of ``grid(sparse)``."""
+    """The places of the entries in the order of the values: a vector of indices for each dimension of ``grid(sparse)``."""
     if sparse.layout is torch.sparse_coo:
         indices = sparse._indices()
         return tuple(indices) if len(indices) else (indices.new_zeros(indices.shape[1]),)
@@ -95,7 +96,7 @@ def coordinates(sparse):
 
 
 def linear(indices, sizes):
-    """A number for each place, equal where all ``indices`` (each below its size) are."""
+    """The row-major number of each place, whose ``indices`` are each below its size."""
     number = 0
     for index, size in zip(indices, sizes, strict=True):
         number = number * size + index.long()
@@ -103,18 +104,18 @@ def linear(indices, sizes):
 
 
 def keys(sparse):
-    """A number for each of its entries, equal for equal places."""
+    """A number for the place of each entry."""
     return linear(coordinates(sparse), grid(sparse))
 
 
 def flat_values(sparse):
-    """Its values with batches and entries in one dimension."""
+    """The values, with batches and entries in one dimension."""
     values = sparse.values()
     return values if sparse.layout is torch.sparse_coo else values.flatten(0, len(pointers(sparse)[2]))
 
 
 def coalesced(sparse):
-    """It, with no place stored twice."""
+    """``sparse`` with no place stored twice."""
     return sparse.coalesce() if sparse.layout is torch.sparse_coo else sparse
 
 
@@ -169,19 +170,22 @@ def masked(grad, pattern):
 # from indices and values, and back
 
 
-@backward(aten.sparse_coo_tensor, wrt="values")
-@backward(aten.sparse_compressed_tensor, wrt="values")
-@backward(aten.sparse_csr_tensor, wrt="values")
-@backward(aten.sparse_csc_tensor, wrt="values")
-@backward(aten.sparse_bsr_tensor, wrt="values")
-@backward(aten.sparse_bsc_tensor, wrt="values")
+@backward(
+    aten.sparse_coo_tensor,
+    aten.sparse_compressed_tensor,
+    aten.sparse_csr_tensor,
+    aten.sparse_csc_tensor,
+    aten.sparse_bsr_tensor,
+    aten.sparse_bsc_tensor,
+    wrt="values",
+)
 def sparse_tensor_values(grad, values, result):
-    # ``values`` lies in the memory of the result: that it is kept makes a write into either be noticed.
+    # ``values`` shares memory with the result: as a saved tensor, a write into either is noticed.
     return entries(grad, result).to(values.device)
 
 
 def _asking_values(construct, position):
-    """A constructor of torch's that lets a subclass intercept the call: torch's own asks none, and would cut the history of the values."""
+    """``construct``, made to let a subclass intercept the call: torch's own does not, and would cut the history of the values."""
 
     @functools.wraps(construct)
     def constructed(*args, **kwargs):
@@ -198,7 +202,7 @@ def _asking_values(construct, position):
 for _name in ("coo", "compressed", "csr", "csc", "bsr", "bsc"):
     _name = f"sparse_{_name}_tensor"
     _constructed = _asking_values(getattr(torch._C._VariableFunctions, _name), 1 if "coo" in _name else 2)
-    _register_builtin(_constructed, f"aten::{_name}")  # TorchScript goes on taking it for torch's own
+    _register_builtin(_constructed, f"aten::{_name}")  # so that TorchScript still takes it for torch's own
     setattr(torch, _name, _constructed)
 
 
@@ -207,9 +211,7 @@ def values(grad, input):
     return like(input, grad)
 
 
-@backward(torch.Tensor.coalesce)
-def coalesce(grad):
-    return grad
+passes_through(torch.Tensor.coalesce)
 
 
 # conversions
@@ -221,7 +223,7 @@ def to_dense(grad, input, masked_grad):
         return grad.to_mkldnn()
     if not is_sparse(input):
         return grad
-    return masked(grad, input) if masked_grad is not False else _in_layout_of(grad, input)
+    return masked(grad, input) if masked_grad is not False else _convert_like(grad, input)
 
 
 @backward(torch.Tensor.to_mkldnn)
@@ -229,7 +231,7 @@ def to_mkldnn(grad):
     return grad.to_dense()
 
 
-def _in_layout_of(grad, pattern):
+def _convert_like(grad, pattern):
     """A dense gradient in the layout of ``pattern``, with entries wherever it is not zero."""
     if pattern.layout is torch.sparse_coo:
         return grad.to_sparse(pattern.sparse_dim())
@@ -237,14 +239,14 @@ def _in_layout_of(grad, pattern):
 
 
 def _sparsified(grad, source):
-    """The gradient of a conversion to a sparse layout; ``source`` is the input where that was sparse itself, else None."""
+    """The gradient of a conversion to a sparse layout; ``source`` is the input if that was sparse, otherwise None."""
     if source is None:
         return grad.to_dense() if is_sparse(grad) else grad
-    return masked(grad, source) if is_sparse(grad) else _in_layout_of(grad, source)
+    return masked(grad, source) if is_sparse(grad) else _convert_like(grad, source)
 
 
 def _conversion(convert, layout):
-    """The rule of one conversion. A dense input is not kept: only a sparse one has a pattern that its gradient takes on."""
+    """The rule of one conversion. A dense input is not saved: only a sparse one has a pattern for its gradient."""
 
     def forward(input, *options):
         return convert(input, *options), {"source": input if is_sparse(input) else None}
@@ -286,12 +288,10 @@ def sparse_mask(grad, mask, dense):
     return grad.to_dense() if dense else grad
 
 
-@backward(torch.Tensor.sparse_mask, wrt="mask")
-def sparse_mask_mask(grad):
-    return None  # its values are not read
+zero_gradient(torch.Tensor.sparse_mask, wrt="mask")  # its values are not read
 
 
-# along the entries
+# reductions along the entries
 
 
 @decomposition(torch._sparse_sum)
@@ -305,13 +305,13 @@ def _sparse_sum(input, dim, dtype):
     dense = [d - sparse_dim + 1 for d in dims if d >= sparse_dim]
     values = input.values()
     values = values.sum(dense, dtype=dtype) if dense else values.to(dtype or values.dtype)
-    kept = [d for d in range(sparse_dim) if d not in dims]
-    if not kept:
+    remaining = [d for d in range(sparse_dim) if d not in dims]
+    if not remaining:
         return values.sum(0)
     shape = [size for d, size in enumerate(input.shape) if d not in dims]
-    merged = len(kept) < sparse_dim
+    merged = len(remaining) < sparse_dim
     summed = aten._sparse_coo_tensor_unsafe(
-        input.indices()[kept], values, shape, dtype=values.dtype, is_coalesced=not merged
+        input.indices()[remaining], values, shape, dtype=values.dtype, is_coalesced=not merged
     )
     return summed.coalesce() if merged else summed
 
@@ -322,7 +322,7 @@ def _total(values, pattern, dim):
     dim = dim % pattern.dim()
     if dim >= sparse_dim:
         return values.sum(dim - sparse_dim + 1, keepdim=True)
-    # Entries are in one group if their indices are equal but for that along dim.
+    # Entries are in one group if their indices are equal except for that along dim.
     indices = [index if d != dim else torch.zeros_like(index) for d, index in enumerate(pattern._indices())]
     groups, group = linear(indices, pattern.shape[:sparse_dim]).unique(return_inverse=True)
     return values.new_zeros(len(groups), *values.shape[1:]).index_add(0, group, values)[group]
@@ -343,7 +343,7 @@ def _sparse_log_softmax(grad, result, dim):
     return like(result, grad - y * _total(grad, result, dim))
 
 
-# gradients that embedding and gather build as sparse tensors: rows, or elements, at their indices
+# the sparse gradients of embedding and gather: rows, or elements, at their indices
 
 
 @decomposition(aten.embedding_sparse_backward)

@@ -1,13 +1,12 @@
 """Products of sparse matrices: torch.sparse.mm with and without a reduction, addmm, sampled_addmm.
 
-As for dense ones, Y = A B gives grad_A = grad Bᴴ and grad_B = Aᴴ grad. But a sparse factor takes its gradient only where it has entries, so
-that each of them is one dot product of a row of ``grad`` and a row of B, and no dense product is made beside a dense factor.
+As for dense ones, Y = A B gives grad_A = grad Bᴴ and grad_B = Aᴴ grad. But a sparse factor has a gradient only at its entries: each
+is the dot product of a row of ``grad`` and a row of B, so that beside a dense factor no dense product is made.
 """
 
 import torch
 
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.matrix_products import in_dtype_of, scaled
 from ops_registry.rules.sparse import (
     blocksize,
     coalesced,
@@ -18,8 +17,9 @@ from ops_registry.rules.sparse import (
     masked,
     values_shape,
 )
+from ops_registry.shared.conjugate import scaled
 
-#: What the kernel of ``sampled_addmm`` takes.
+#: The dtypes that the kernel of ``sampled_addmm`` takes.
 _SAMPLED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
 
 _sparse_mm = torch._C._sparse._sparse_mm
@@ -29,7 +29,7 @@ sampled_addmm = torch._C._sparse.sparse_sampled_addmm
 
 
 def sampled_product(left, right, pattern):
-    """``left @ right`` where ``pattern`` has its entries."""
+    """``left @ right`` at the entries of ``pattern``."""
     pattern = coalesced(pattern)
     if is_sparse(left) or is_sparse(right):
         return masked(left @ right, pattern)
@@ -45,7 +45,7 @@ def sampled_product(left, right, pattern):
 
 
 def product_for(left, right, factor):
-    """``left @ right`` as the gradient of ``factor``: a sparse one takes it where it has entries."""
+    """``left @ right`` as the gradient of ``factor``: at its entries alone if it is sparse."""
     return sampled_product(left, right, factor) if is_sparse(factor) else left @ right
 
 
@@ -54,14 +54,14 @@ def choose_sparse_mm(sparse, dense, reduce=None):
     return torch.ops.aten._sparse_mm.default if reduce is None else torch.ops.aten._sparse_mm.reduce
 
 
-@backward(torch.ops.aten._sparse_mm.default, wrt="sparse")
+@backward(torch.ops.aten._sparse_mm.default, wrt="sparse", cast_to_grad="dense")
 def _sparse_mm_sparse(grad, sparse, dense):
-    return product_for(grad, in_dtype_of(grad, dense).mH, sparse)
+    return product_for(grad, dense.mH, sparse)
 
 
-@backward(torch.ops.aten._sparse_mm.default, wrt="dense")
+@backward(torch.ops.aten._sparse_mm.default, wrt="dense", cast_to_grad="sparse")
 def _sparse_mm_dense(grad, sparse, dense):
-    return product_for(in_dtype_of(grad, sparse).mH, grad, dense)
+    return product_for(sparse.mH, grad, dense)
 
 
 @decomposition(torch.ops.aten._sparse_mm.reduce)
@@ -82,17 +82,17 @@ def _sparse_addmm_input(grad, beta):
     return torch.zeros_like(grad) if beta == 0 else scaled(grad, beta)
 
 
-@backward(_sparse_addmm, wrt="mat1")
+@backward(_sparse_addmm, wrt="mat1", cast_to_grad="mat2")
 def _sparse_addmm_mat1(grad, mat1, mat2, alpha):
-    return scaled(product_for(grad, in_dtype_of(grad, mat2).mH, mat1), alpha)
+    return scaled(product_for(grad, mat2.mH, mat1), alpha)
 
 
-@backward(_sparse_addmm, wrt="mat2")
+@backward(_sparse_addmm, wrt="mat2", cast_to_grad="mat1")
 def _sparse_addmm_mat2(grad, mat1, mat2, alpha):
-    return scaled(product_for(in_dtype_of(grad, mat1).mH, grad, mat2), alpha)
+    return scaled(product_for(mat1.mH, grad, mat2), alpha)
 
 
-# beta input + alpha mat1 mat2, the product taken where the sparse input has its entries
+# beta input + alpha mat1 mat2, the product taken at the entries of the sparse input
 
 
 @backward(sampled_addmm, wrt="input")
@@ -132,9 +132,9 @@ def _sum_of_terms(sparse, dense, onto, over):
 
 
 def _reduced(input, other, reduce):
-    # torch notes which entry was chosen for an input that requires grad in its own autograd only.
-    noting = torch.Tensor.detach(input).requires_grad_(reduce in ("amax", "amin"))
-    result, chosen = _sparse_mm_reduce_impl(noting, other, reduce)
+    # torch returns which entry was chosen only where its own autograd wants a gradient of the input.
+    wanting = torch.Tensor.detach(input).requires_grad_(reduce in ("amax", "amin"))
+    result, chosen = _sparse_mm_reduce_impl(wanting, other, reduce)
     return (result.detach(), chosen), {"chosen": chosen}
 
 

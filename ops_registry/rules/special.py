@@ -1,4 +1,4 @@
-"""Error functions, gamma functions, Bessel functions and entropies."""
+"""Error functions, gamma functions, zeta, entropies and sinc. Bessel functions have a file of their own."""
 
 import math
 
@@ -6,6 +6,8 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
+from ops_registry.shared.conjugate import conj
+from ops_registry.shared.masks import select_finite
 
 TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 SQRT_TWO_PI = math.sqrt(2 * math.pi)
@@ -72,7 +74,7 @@ def polygamma(grad, n, input):
     return grad * torch.polygamma(n + 1, input)
 
 
-# igamma(a, x), the integral of t^(a-1) e^-t / Gamma(a) from 0 to x; igammac is 1 less it
+# igamma(a, x), the integral of t^(a-1) e^-t / Gamma(a) from 0 to x; igammac is 1 - igamma
 
 
 @backward(torch.igamma, wrt="other")
@@ -89,8 +91,7 @@ def _gamma_density(a, x):
     return (torch.xlogy(a - 1, x) - x - torch.lgamma(a)).exp()
 
 
-@backward(torch.igamma, wrt="input")
-@backward(torch.igammac, wrt="input")
+@backward(torch.igamma, torch.igammac, wrt="input")
 def igamma_input(grad):
     raise UnsupportedCallError(
         "igamma and igammac have no derivative in their first argument here, and none in torch. Detach it."
@@ -112,37 +113,6 @@ def zeta_input(grad):
     )
 
 
-# Modified Bessel functions: I0' = I1, I1' = I0 - I1/x with 1/2 at 0; the scaled ones carry a factor e^-|x|
-
-
-@backward(torch.i0)
-def i0(grad, input):
-    return grad * torch.special.i1(input)
-
-
-@backward(torch.special.i1)
-def i1(grad, input):
-    zero, x = _off_zero(input)
-    return grad * torch.where(zero, 0.5, torch.i0(x) - torch.special.i1(x) / x)
-
-
-@backward(torch.special.i0e)
-def i0e(grad, input, result):
-    return grad * (torch.special.i1e(input) - input.sgn() * result)
-
-
-@backward(torch.special.i1e)
-def i1e(grad, input):
-    zero, x = _off_zero(input)
-    scaled = torch.special.i1e(x)
-    return grad * torch.where(zero, 0.5, torch.special.i0e(x) - scaled * (x.sgn() + 1 / x))
-
-
-def _off_zero(input):
-    zero = input == 0
-    return zero, torch.where(zero, 1, input)
-
-
 @backward(torch.special.entr)
 def entr(grad, input):
     """``-x log x``."""
@@ -154,10 +124,37 @@ def entr(grad, input):
 
 @backward(torch.special.xlog1py, wrt="input")
 def xlog1py_input(grad, input, other):
-    nothing = (input == 0) & (other <= -1)
-    return torch.where(nothing, 0, torch.special.xlog1py(grad, other))
+    undefined = (input == 0) & (other <= -1)
+    return torch.where(undefined, 0, torch.special.xlog1py(grad, other))
 
 
 @backward(torch.special.xlog1py, wrt="other")
 def xlog1py_other(grad, input, other):
     return grad * input / (other + 1)
+
+
+# sinc: sin(pi x) / (pi x)
+
+#: Coefficients of d/dt sin(t)/t = t (c0 + c1 t^2 + ...), from sin(t)/t = sum of (-1)^k t^2k / (2k+1)!
+_SINC_SLOPE = tuple((-1) ** k * 2 * k / math.factorial(2 * k + 1) for k in range(1, 11))
+
+
+@backward(torch.sinc)
+def sinc(grad, input):
+    """``d/dx sin(t)/t = pi (cos(t) - sin(t)/t) / t`` with ``t = pi x``.
+
+    Near 0 the two terms cancel, and at 0 every derivative of the quotient is nan: the power series takes its place.
+    """
+    t = input * math.pi
+    near = t.abs() < 1
+    if t.is_complex():
+        small, large = torch.where(near, t, 0), torch.where(near, 1, t)
+    else:
+        small, large = t.clamp(-1, 1), torch.copysign(t.abs().clamp_min(1), t)
+    squared = small * small
+    significant = [c for c in reversed(_SINC_SLOPE) if abs(c) > torch.finfo(t.dtype).eps / 100]
+    series, *coefficients = torch.tensor(significant, dtype=t.dtype, device=t.device)
+    for coefficient in coefficients:
+        series = torch.addcmul(coefficient, series, squared)
+    slope = select_finite(near, small * series, (large.cos() - large.sin() / large) / large)
+    return grad * conj(slope * math.pi)

@@ -1,4 +1,4 @@
-"""Variance and standard deviation, quantiles, covariance and correlation."""
+"""Variance and standard deviation, median, mode, quantiles, counts in bins, covariance and correlation."""
 
 import warnings
 
@@ -6,14 +6,16 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
-from ops_registry.rules.helpers import reduced_count, restore_dims, spread
+from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
+from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.picking import put_back
 
 aten = torch.ops.aten
 
 
 @backward(aten.var.correction)
 def var(grad, input, input_shape, dim, correction, keepdim):
-    # d/dx_i of sum |x - mean|^2 / (n - c) is 2 (x_i - mean) / (n - c): the share through the mean sums to zero.
+    # d/dx_i of sum |x - mean|^2 / (n - c) is 2 (x_i - mean) / (n - c): what comes through the mean sums to zero.
     freedom = reduced_count(input_shape, dim) - (1 if correction is None else correction)
     scale = 2 / freedom if freedom > 0 else torch.inf
     return restore_dims(grad * scale, input_shape, dim, keepdim) * (input - input.mean(dim, keepdim=True))
@@ -42,7 +44,7 @@ def std_mean(input, dim, correction, keepdim):
 
 
 def _by_correction(op, packet):
-    """The overloads that say ``unbiased`` are those that say ``correction``, with 0 or 1."""
+    """Define the overloads with ``unbiased`` by those with ``correction``, of 0 or 1."""
 
     @decomposition(packet.default)
     def of_all(input, unbiased):
@@ -69,11 +71,60 @@ _by_correction(torch.var_mean, aten.var_mean)
 _by_correction(torch.std_mean, aten.std_mean)
 
 
+# Median and mode: the gradient goes to the chosen element along a dimension, and is shared among all that equal the median of all.
+
+
+@backward(torch.mode, aten.median.dim, aten.nanmedian.dim)
+def chosen_along_dim(grad, input_shape, indices, dim, keepdim):
+    return put_back(grad, indices, input_shape, dim, keepdim)
+
+
+@backward(aten.median.default)
+def median_of_all(grad, input, result):
+    # One nan in the input makes the result nan: then the nans are what it came from.
+    return share_among_ties(grad, (input == result) | (input != input), None)
+
+
+@backward(aten.nanmedian.default)
+def nanmedian_of_all(grad, input, result):
+    return share_among_ties(grad, (input == result) | ((input != input) & (result != result)), None)
+
+
+@overloaded(torch.median)
+def median(*args, **kwargs):
+    return aten.median.default if len(args) + len(kwargs) == 1 else aten.median.dim
+
+
+@overloaded(torch.nanmedian)
+def nanmedian(*args, **kwargs):
+    return aten.nanmedian.default if len(args) + len(kwargs) == 1 else aten.nanmedian.dim
+
+
+# Quantiles: the rank q (n - 1) of the sorted elements, between two of them by ``interpolation``
+
+
+_ROUNDED = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}
+
+
 def _quantile(input, q, dim, keepdim, interpolation, ignore_nan):
-    """The rank ``q * (n - 1)`` of the sorted elements, between two of them by ``interpolation``."""
     name = "nanquantile" if ignore_nan else "quantile"
     if not isinstance(q, torch.Tensor):
         q = torch.full((), q, dtype=input.dtype, device=input.device)
+    _check_quantile(name, input, q)
+    rank = input.dim()
+    rows = input.reshape(-1) if dim is None or rank == 0 else input.movedim(dim, -1)
+    ordered = rows.sort(-1)[0].unsqueeze(-2)  # (…, 1, n) against the (q, 1) of the positions
+    position = _quantile_position(ordered, q.reshape(-1, 1), ignore_nan)
+    found = _at_position(ordered, position, interpolation, name).squeeze(-1)  # (…, q)
+    found = found.movedim(-1, 0) if q.dim() else found.squeeze(-1)
+    if not keepdim:
+        return found
+    if dim is None or rank == 0:
+        return found.reshape((*q.shape, *[1] * rank))
+    return found.unsqueeze(dim if dim < 0 else dim + q.dim())
+
+
+def _check_quantile(name, input, q):
     if q.dim() > 1 or q.dtype != input.dtype:
         raise UnsupportedCallError(
             f"{name}: q is a number or a vector of the dtype of the input, not {q.dtype} of rank {q.dim()}"
@@ -82,34 +133,28 @@ def _quantile(input, q, dim, keepdim, interpolation, ignore_nan):
         raise UnsupportedCallError(f"{name}: each q lies between 0 and 1")
     if input.numel() == 0:
         raise UnsupportedCallError(f"{name}: the input of shape {tuple(input.shape)} has no elements")
-    rank = input.dim()
-    rows = input.reshape(-1) if dim is None or rank == 0 else input.movedim(dim, -1)
-    ordered = rows.sort(-1)[0].unsqueeze(-2)  # (…, 1, n) against the (q, 1) of the positions below
+
+
+def _quantile_position(ordered, q, ignore_nan):
+    """Where among the n ordered elements the quantile lies, from 0 to n - 1."""
     last = ordered.shape[-1] - 1
     missing = (ordered != ordered).sum(-1, keepdim=True)
-    column = q.reshape(-1, 1)
     if ignore_nan:
-        position = column * (last - missing).clamp(min=0)
-    else:
-        position = torch.where(missing > 0, last, column * last)  # nan is sorted last: a row that has one answers nan
-    if interpolation in ("lower", "higher", "nearest"):
-        rounded = {"lower": torch.floor, "higher": torch.ceil, "nearest": torch.round}[interpolation](position)
-        found = torch.take_along_dim(ordered, rounded.long(), -1)
-    elif interpolation in ("linear", "midpoint"):
-        below = position.detach().floor()
-        weight = 0.5 if interpolation == "midpoint" else position - below
-        around = torch.cat([below, position.detach().ceil()], -1)
-        low, high = torch.take_along_dim(ordered, around.long(), -1).chunk(2, -1)
-        found = torch.lerp(low, high, weight)
-    else:
+        return q * (last - missing).clamp(min=0)
+    return torch.where(missing > 0, last, q * last)  # nan is sorted last: a row with a nan gives nan
+
+
+def _at_position(ordered, position, interpolation, name):
+    """The element at ``position``, or a value between the two around it."""
+    if interpolation in _ROUNDED:
+        return torch.take_along_dim(ordered, _ROUNDED[interpolation](position).long(), -1)
+    if interpolation not in ("linear", "midpoint"):
         raise UnsupportedCallError(f"{name}: unknown interpolation {interpolation!r}")
-    found = found.squeeze(-1)  # (…, q)
-    found = found.movedim(-1, 0) if q.dim() else found.squeeze(-1)
-    if not keepdim:
-        return found
-    if dim is None or rank == 0:
-        return found.reshape((*q.shape, *[1] * rank))
-    return found.unsqueeze(dim if dim < 0 else dim + q.dim())
+    below = position.detach().floor()
+    weight = 0.5 if interpolation == "midpoint" else position - below
+    around = torch.cat([below, position.detach().ceil()], -1)
+    low, high = torch.take_along_dim(ordered, around.long(), -1).chunk(2, -1)
+    return torch.lerp(low, high, weight)
 
 
 @decomposition(torch.quantile)
@@ -122,9 +167,14 @@ def nanquantile(input, q, dim, keepdim, interpolation):
     return _quantile(input, q, dim, keepdim, interpolation, ignore_nan=True)
 
 
+@backward(torch.bincount, wrt="weights")
+def bincount_weights(grad, input):
+    return grad.index_select(0, input.long())
+
+
 @decomposition(torch.cov)
 def cov(input, correction, fweights, aweights):
-    # One row a variable, one column an observation; weights count an observation (f) or rate it (a).
+    # A row for each variable, a column for each observation; fweights count observations, aweights rate them.
     rows = input.reshape(1, -1) if input.dim() < 2 else input
     if fweights is None and aweights is None:
         total, weighted = rows.shape[1], rows

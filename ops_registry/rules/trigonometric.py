@@ -4,8 +4,9 @@ import math
 
 import torch
 
+from ops_registry.declare import self_adjoint
 from ops_registry.registry import backward
-from ops_registry.rules.helpers import conj
+from ops_registry.shared.conjugate import conj
 
 
 @backward(torch.sin)
@@ -45,8 +46,8 @@ def atan(grad, input):
 def atan2(grad, input, other, needs):
     radius = torch.hypot(input, other)  # r^2 itself under- and overflows
     radius = torch.where(radius == 0, torch.inf, radius)
-    along = grad / radius
-    return along * (other / radius) if needs[0] else None, along * (-input / radius) if needs[1] else None
+    scaled = grad / radius
+    return scaled * (other / radius) if needs.input else None, scaled * (-input / radius) if needs.other else None
 
 
 @backward(torch.sinh)
@@ -59,7 +60,7 @@ def cosh(grad, input):
     return grad * conj(input.sinh())
 
 
-# tanh: t, so dt/dx = 1 - t^2
+# t = tanh x: dt/dx = 1 - t^2
 
 
 @backward(torch.tanh)
@@ -67,9 +68,7 @@ def tanh(grad, result):
     return torch.ops.aten.tanh_backward(grad, result)
 
 
-@backward(torch.ops.aten.tanh_backward, wrt="grad_output")
-def tanh_backward_grad_output(grad, output):
-    return torch.ops.aten.tanh_backward(grad, conj(output))
+self_adjoint(torch.ops.aten.tanh_backward, wrt="grad_output")
 
 
 @backward(torch.ops.aten.tanh_backward, wrt="output")
@@ -91,33 +90,6 @@ def acosh(grad, input):
 @backward(torch.atanh)
 def atanh(grad, input):
     return grad / conj(1 - input * input)
-
-
-#: Coefficients of d/dt sin(t)/t = t (c0 + c1 t^2 + ...), from sin(t)/t = sum of (-1)^k t^2k / (2k+1)!
-_SINC_SLOPE = tuple((-1) ** k * 2 * k / math.factorial(2 * k + 1) for k in range(1, 11))
-
-
-@backward(torch.sinc)
-def sinc(grad, input):
-    """``d/dx sin(t)/t = pi (cos(t) - sin(t)/t) / t`` with ``t = pi x``.
-
-    Near 0 the two terms cancel, and at 0 every derivative of the quotient is nan: the power series takes its place.
-    """
-    t = input * math.pi
-    near = t.abs() < 1
-    if t.is_complex():
-        small, large = torch.where(near, t, 0), torch.where(near, 1, t)
-    else:
-        small, large = t.clamp(-1, 1), torch.copysign(t.abs().clamp_min(1), t)
-    squared = small * small
-    enough = [c for c in reversed(_SINC_SLOPE) if abs(c) > torch.finfo(t.dtype).eps / 100]
-    series, *coefficients = torch.tensor(enough, dtype=t.dtype, device=t.device)
-    for coefficient in coefficients:
-        series = torch.addcmul(coefficient, series, squared)
-    # Both are finite wherever they are not asked for, so a weight of 0 or 1 selects, much faster than a mask.
-    weight = near.view(torch.int8).to(t.dtype)
-    slope = torch.lerp((large.cos() - large.sin() / large) / large, small * series, weight)
-    return grad * conj(slope * math.pi)
 
 
 @backward(torch.deg2rad)

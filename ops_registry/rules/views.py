@@ -1,14 +1,15 @@
-"""Parts of a tensor and tensors built around one: diagonals, triangles, sliding windows, strides."""
+"""Diagonals, triangles, sliding windows and strides."""
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.registry import backward, decomposition
+from ops_registry.shared.recorded import recorded
 
 # diagonals
 
 
-@backward(torch.diagonal)
+@backward(torch.diagonal, torch.diagonal_copy)
 def diagonal(grad, input_shape, offset, dim1, dim2):
     return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
 
@@ -16,11 +17,6 @@ def diagonal(grad, input_shape, offset, dim1, dim2):
 @decomposition(torch.linalg.diagonal)
 def linalg_diagonal(A, offset, dim1, dim2):
     return torch.diagonal(A, offset, dim1, dim2)
-
-
-@backward(torch.diagonal_copy)
-def diagonal_copy(grad, input_shape, offset, dim1, dim2):
-    return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
 
 
 @backward(torch.ops.aten.diagonal_backward, wrt="grad_output")
@@ -45,11 +41,6 @@ def diag(grad, input_shape, diagonal):
     return torch.ops.aten.diagonal_backward(grad, input_shape, diagonal, 0, 1)
 
 
-@backward(torch.trace)
-def trace(grad, input_shape):
-    return torch.ops.aten.diagonal_backward(grad.expand(min(input_shape)), input_shape, 0, 0, 1)
-
-
 # triangles
 
 
@@ -66,13 +57,8 @@ def triu(grad, diagonal):
 # sliding windows
 
 
-@backward(torch.Tensor.unfold)
+@backward(torch.Tensor.unfold, torch.unfold_copy)
 def unfold(grad, input_shape, dimension, size, step):
-    return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
-
-
-@backward(torch.unfold_copy)
-def unfold_copy(grad, input_shape, dimension, size, step):
     return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
 
 
@@ -85,7 +71,7 @@ def unfold_backward(grad, dim, size, step):
 
 
 def _addresses(shape, stride, start, device):
-    """Where in memory each element of such a tensor lies."""
+    """The memory cell of each element of a tensor with this geometry."""
     found = torch.tensor(start, device=device)
     for length, step in zip(shape, stride, strict=True):
         found = found.unsqueeze(-1) + torch.arange(length, device=device) * step
@@ -102,7 +88,7 @@ def _is_contiguous(shape, stride):
 
 
 def _may_overlap(shape, stride):
-    """Whether two elements may share a cell: whether some step is no longer than what the smaller ones span."""
+    """Whether two elements may share a cell: whether some stride is within the span of the smaller ones."""
     span = 0
     for step, length in sorted(zip(stride, shape, strict=True)):
         if length > 1:
@@ -112,11 +98,11 @@ def _may_overlap(shape, stride):
     return False
 
 
-@backward(torch.as_strided)
+@backward(torch.as_strided, torch.as_strided_copy)
 def as_strided(grad, input_shape, input_stride, input_offset, size, stride, storage_offset):
-    """The gradient of every cell of memory is the sum over the elements of the result that read it.
+    """The gradient of each memory cell is the sum over those elements of the result that read it.
 
-    Elements of the input that share a cell get equal parts of its gradient; what made them share it adds those up.
+    Elements of the input that share a cell get equal parts of its gradient: the op that made them share it adds the parts up.
     """
     offset = input_offset if storage_offset is None else storage_offset
     if input_shape.numel() == 0 or grad.numel() == 0:
@@ -126,7 +112,7 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
     end = begin + 1 + sum((n - 1) * s for n, s in zip(input_shape, input_stride, strict=True))
     cells = max(end, offset - first + 1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True)))
     memory = grad.new_zeros(cells)
-    if torch.is_grad_enabled() or _may_overlap(size, stride):
+    if recorded() or _may_overlap(size, stride):
         memory = memory.index_add(0, _addresses(size, stride, offset - first, grad.device), grad.reshape(-1))
     else:
         memory.as_strided(size, stride, offset - first).copy_(grad)
@@ -137,16 +123,13 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
     return (memory[seen] / sharing[seen]).reshape(input_shape)
 
 
-backward(torch.as_strided_copy)(as_strided)
-
-
 # writing through a view
 
 
 def write_region(input, value, size, stride, storage_offset):
-    """``input`` with ``value`` in the part of its memory that a view of this geometry shows.
+    """``input``, which is dense, with ``value`` in the part of its memory that a view of this geometry shows.
 
-    What an in-place write through a view does to the tensor whose memory it shares. ``input`` is dense.
+    An in-place write through a view does this to the tensor whose memory the view shares.
     """
     if has_torch_function((input, value)):
         return handle_torch_function(write_region, (input, value), input, value, size, stride, storage_offset)
@@ -157,8 +140,8 @@ def write_region(input, value, size, stride, storage_offset):
 def write_region_input(grad, input_stride, input_offset, size, stride, storage_offset):
     memory, order = in_memory_order(grad, input_stride)
     overwritten = memory.new_zeros(size)
-    kept = torch.as_strided_scatter(memory, overwritten, size, stride, storage_offset - input_offset)
-    return kept.permute([order.index(d) for d in range(len(order))])
+    grad_input = torch.as_strided_scatter(memory, overwritten, size, stride, storage_offset - input_offset)
+    return grad_input.permute([order.index(d) for d in range(len(order))])
 
 
 @backward(write_region, wrt="value")
@@ -168,6 +151,6 @@ def write_region_value(grad, input_stride, input_offset, size, stride, storage_o
 
 
 def in_memory_order(grad, strides):
-    """``grad`` of a dense tensor with these strides, permuted so that its own memory is laid out as the tensor's is; and the order."""
+    """``grad`` of a dense tensor with these strides, with memory and dimensions in the order of that tensor's memory; and that order."""
     order = sorted(range(len(strides)), key=lambda d: -strides[d])
     return grad.permute(order).contiguous(), order

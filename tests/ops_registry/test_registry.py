@@ -235,6 +235,16 @@ def test_use_may_replace_one_input_of_a_joint_formula() -> None:
     assert x.grad.tolist() == [10.0, 10.0, 10.0]
 
 
+def test_a_joint_formula_that_lost_an_input_still_asks_needs_by_every_name() -> None:
+    y, x = leaf(3.0), leaf(4.0)
+    with ops_registry.use({torch.atan2: {"other": ten_times}}):
+        angle = torch.atan2(y, x)
+    (alone,) = torch.autograd.grad(angle.sum(), y, retain_graph=True)
+    angle.sum().backward()
+    assert alone.item() == y.grad.item() == pytest.approx(4 / 25)
+    assert x.grad.tolist() == [10.0]
+
+
 def test_use_gives_a_rule_to_a_function_that_has_none() -> None:
     from support.custom import mystery
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case
 
 import tracer
@@ -16,6 +18,8 @@ from ops_registry.errors import UnsupportedCallError
 
 aten = torch.ops.aten
 nn = torch._C._nn
+INF, NAN = math.inf, math.nan
+UP = {"low": 0.5, "high": 2.0}
 
 
 def gradient_of(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -193,6 +197,43 @@ CASES = [
         rand(3, 1),
         second="differences",  # torch has no derivative of its double backward
     ),
+    case("sigmoid", torch.sigmoid, rand(3, 4, **UP)),
+    case("sigmoid", torch.sigmoid, rand(**UP), label="0-d"),
+    case("sigmoid", torch.sigmoid, rand(2, 0), label="empty"),
+    case("sigmoid", torch.sigmoid, rand(3, dtype=torch.complex128, **UP), label="complex"),
+    case(
+        "sigmoid",
+        lambda x: torch.sigmoid(x.transpose(0, 3).expand(3, 2, 2, 2, 2)),
+        rand(2, 2, 2, 1, 2, **UP),
+        label="rank 5, strides",
+    ),
+    case("sigmoid", lambda x: x.clone().sigmoid_(), rand(3, **UP), label="in place"),
+    case("sigmoid", torch.special.expit, rand(3), label="alias"),
+    case("sigmoid_backward", aten.sigmoid_backward, rand(3), rand(3, seed=1)),
+    case(
+        "sigmoid_backward",
+        aten.sigmoid_backward,
+        rand(3, dtype=torch.complex128),
+        rand(3, dtype=torch.complex128, seed=1),
+        label="complex",
+    ),
+    case("logit", torch.logit, rand(3, 4, low=0.1, high=0.9)),
+    case("logit", partial(torch.logit, eps=0.2), rand(3, 4, low=0.0, high=1.0), label="eps"),
+    case("logit", lambda x: x.clone().logit_(eps=0.2), rand(3, 4, low=0.0, high=1.0), label="in place"),
+    case("logit", torch.special.logit, rand(0), label="empty alias"),
+    # torch has no derivative of its kernel.
+    *[
+        case(
+            "logit_backward",
+            lambda g, x, eps=eps: torch.ops.aten.logit_backward(g, x, eps),
+            rand(3, 4),
+            rand(3, 4, low=0.1, high=0.9),
+            torch_agrees=False,
+            second="differences",
+            label=f"eps-{eps}",
+        )
+        for eps in (None, 0.2)
+    ],
 ]
 
 
@@ -344,3 +385,22 @@ def test_gradient_has_the_dtype_of_the_input(dtype: torch.dtype, device: torch.d
     x = tracer.track(torch.tensor([-1.0, 2.0], dtype=dtype, device=device), True)
     F.gelu(x).sum().backward()
     assert x.grad.dtype == dtype
+
+
+def test_logit_outside_of_its_domain_is_nan(device: torch.device) -> None:
+    assert_values(first(torch.logit, [-1.0, 0.5, 2.0], device=device)[0], [NAN, 4.0, NAN])
+
+
+def test_logit_at_the_ends_is_infinitely_steep(device: torch.device) -> None:
+    assert_values(first(torch.logit, [0.0, 1.0], device=device)[0], [INF, INF])
+
+
+def test_logit_is_flat_where_eps_clamps(device: torch.device) -> None:
+    for derivative in (first, second):
+        assert_values(
+            derivative(lambda x: torch.logit(x, eps=0.1), [0.0, 0.05, 1.0], device=device)[0], [0.0, 0.0, 0.0]
+        )
+
+
+def test_sigmoid_saturates_to_a_slope_of_zero(device: torch.device) -> None:
+    assert_values(first(torch.sigmoid, [-1000.0, 0.0, 1000.0], device=device)[0], [0.0, 0.25, 0.0])

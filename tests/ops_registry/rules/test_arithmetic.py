@@ -6,7 +6,7 @@ from functools import partial
 
 import pytest
 import torch
-from support.analytic import assert_values, first
+from support.analytic import assert_values, first, second
 from support.checking import Case, case, rand, run_case, values
 
 C = torch.complex128
@@ -45,6 +45,19 @@ CASES = [
         label="complex alpha",
     ),
     case("rsub", torch.rsub, rand(3, 1), rand(4)),
+    case("abs", torch.abs, rand(3, 4)),
+    case("abs", torch.abs, rand(), label="0-d"),
+    case("abs", torch.abs, rand(2, 0), label="empty"),
+    case(
+        "abs",
+        lambda x: torch.abs(x.transpose(0, 3).expand(3, 2, 2, 2, 2)),
+        rand(2, 2, 2, 1, 2),
+        label="rank 5, strides",
+    ),
+    case("abs", lambda x: (x * x).abs_(), rand(3), label="in place"),
+    case("abs", torch.abs, rand(2, 3, dtype=C), label="complex"),
+    case("abs", torch.absolute, rand(3), label="alias"),
+    case("abs", abs, rand(3), label="builtin"),
     case(
         "rsub", lambda a, b: torch.rsub(a, b, alpha=2 + 1j), rand(3, dtype=C), rand(3, dtype=C, seed=1), label="alpha"
     ),
@@ -176,3 +189,18 @@ def test_a_number_modulo_a_tensor_has_a_gradient(device: torch.device) -> None:
 def test_lerp_at_a_weight_close_to_one_loses_no_digits(device: torch.device) -> None:
     start, _, _ = first(torch.lerp, [0.0], [1.0], [1 - 2.0**-52], device=device)
     assert_values(start, [2.0**-52])
+
+
+def test_abs_is_flat_at_zero(device: torch.device) -> None:
+    assert_values(first(torch.abs, [-2.0, 0.0, -0.0, 2.0], device=device)[0], [-1.0, 0.0, 0.0, 1.0])
+
+
+def test_complex_abs_of_a_tiny_number_points_away_from_zero(device: torch.device) -> None:
+    # pytorch/pytorch#96543, HIPS/autograd#100
+    points = [0j, -1.0568e-23 + 0j, 3 + 4j]
+    (slope,) = first(torch.abs, points, dtype=torch.complex64, device=device)
+    assert_values(slope, [0j, -1 + 0j, 0.6 + 0.8j])
+
+
+def test_the_second_derivative_of_complex_abs_is_finite_at_zero(device: torch.device) -> None:
+    assert_values(second(torch.abs, [0j], dtype=C, device=device)[0], [0j])

@@ -1,4 +1,4 @@
-"""Rules of ``ops_registry/rules/bessel.py``. torch has no derivative of any of these: differences decide."""
+"""Rules of ``ops_registry/rules/bessel.py``. torch has a derivative of i0 and i1 alone: of the others differences decide."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from support.analytic import assert_values, first
+from support.analytic import assert_values, first, second
 from support.checking import Case, Make, case, rand, run_case, values
 
 INF = math.inf
@@ -25,6 +25,14 @@ FUNCTIONS = {
     "scaled_modified_bessel_k0": POSITIVE,
     "scaled_modified_bessel_k1": POSITIVE,
     "spherical_bessel_j0": ANYWHERE,
+}
+
+#: Those of which torch has a derivative, each with an interval where it is tame.
+FIRST_KIND = {
+    "i0": (torch.i0, -2.0, 2.0),
+    "special_i1": (S.i1, -2.0, 2.0),
+    "special_i0e": (S.i0e, 0.1, 2.0),
+    "special_i1e": (S.i1e, 0.1, 2.0),
 }
 
 HERMITE = (S.hermite_polynomial_h, S.hermite_polynomial_he)
@@ -56,11 +64,24 @@ CASES = [
         )
         for f in HERMITE
     ),
+    *[case(n, f, rand(3, 4, low=a, high=b)) for n, (f, a, b) in FIRST_KIND.items()],
+    *[case(n, f, rand(low=a, high=b), label="0-d") for n, (f, a, b) in FIRST_KIND.items()],
+    *[case(n, f, rand(2, 0), label="empty") for n, (f, _, _) in FIRST_KIND.items()],
+    *[
+        case(
+            n,
+            lambda x, f=f: f(x.transpose(0, 3).expand(3, 2, 2, 2, 2)),
+            rand(2, 2, 2, 1, 2, low=a, high=b),
+            label="rank 5, strides",
+        )
+        for n, (f, a, b) in FIRST_KIND.items()
+    ],
+    case("i0", lambda x: x.clone().i0_(), rand(3, low=0.1, high=0.9), label="in place"),
 ]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
-def test_gradients_equal_differences(c: Case, device: torch.device) -> None:
+def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
 
 
@@ -94,3 +115,16 @@ def test_degree_of_a_polynomial_has_no_gradient(device: torch.device) -> None:
 
 def test_degree_is_cut_off_to_a_whole_number(device: torch.device) -> None:
     assert_values(first(lambda x: S.hermite_polynomial_he(x, 2.7), 1.5, device=device)[0], 3.0)
+
+
+def test_bessel_functions_at_zero(device: torch.device) -> None:
+    # I0 = 1 + x^2/4 + ..., I1 = x/2 + x^3/16 + ...
+    assert_values(first(torch.i0, [0.0], device=device)[0], [0.0])
+    assert_values(second(torch.i0, [0.0], device=device)[0], [0.5])
+    assert_values(first(S.i1, [0.0], device=device)[0], [0.5])
+    assert_values(second(S.i1, [0.0], device=device)[0], [0.0])
+
+
+def test_scaled_bessel_functions_at_zero(device: torch.device) -> None:
+    assert_values(first(S.i0e, [0.0], device=device)[0], [0.0])
+    assert_values(first(S.i1e, [0.0], device=device)[0], [0.5])

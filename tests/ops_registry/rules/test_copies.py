@@ -64,6 +64,24 @@ CASES = [
     case("cfloat", lambda x: square(x.cfloat()), rand(2), **ROUNDS),
     # Products of complex halves are not there on every device.
     case("chalf", lambda x: x.chalf().cdouble(), rand(2), **ROUNDS),
+    case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(3, 4)),
+    case("copy_", lambda x, v: (x * 2).copy_(v * v) * x, rand(3, 4), rand(4), label="broadcast"),
+    case(
+        "copy_",
+        lambda x, v: (x * 2).copy_(v) * x,
+        rand(3),
+        rand(3, dtype=torch.float32),
+        label="dtype",
+        differences=False,
+        rtol=1e-6,
+    ),
+    case(
+        "copy_",
+        lambda x, v: ((x * 2).copy_(v) * x).abs(),
+        rand(3, dtype=torch.complex128),
+        rand(3),
+        label="real-into-complex",
+    ),
 ]
 
 
@@ -123,3 +141,10 @@ def test_gradient_of_a_half_precision_copy_has_the_dtype_of_the_input() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     x.half().sum().backward()
     assert x.grad.dtype == torch.float32
+
+
+def test_a_plain_tensor_becomes_tracked_by_a_copy_into_it() -> None:
+    x, out = tracer.tensor([1.0, 2.0], requires_grad=True), torch.zeros(2)
+    out.copy_(x * 3)
+    out.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [3.0, 3.0]

@@ -12,7 +12,7 @@ from support.checking import Case, case, plain, rand, run_case
 import tracer
 from ops_registry.errors import UnsupportedCallError
 
-pytestmark = pytest.mark.filterwarnings("ignore:torch.(lu|qr|svd) is deprecated")
+pytestmark = pytest.mark.filterwarnings("ignore:torch.(lu|qr|svd|cholesky) is deprecated")
 
 C = torch.complex128
 SHAPES = [(3, 3), (4, 3), (3, 4), (2, 3, 3), (2, 1, 4, 2), (0, 3, 3), (1, 1)]
@@ -20,6 +20,11 @@ SHAPES = [(3, 3), (4, 3), (3, 4), (2, 3, 3), (2, 1, 4, 2), (0, 3, 3), (1, 1)]
 
 def hermitian(a: torch.Tensor) -> torch.Tensor:
     return a + a.mH
+
+
+def positive(a: torch.Tensor) -> torch.Tensor:
+    """A positive definite matrix."""
+    return a @ a.mH + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
 
 
 def part(op: Callable[..., Any], *which: int, **options: Any) -> Callable[..., Any]:
@@ -124,6 +129,19 @@ CASES = [
             label=f"left-{f[0]}-transpose-{f[1]}",
         )
         for f in ((True, False), (True, True), (False, False), (False, True))
+    ),
+    case("cholesky", lambda a: torch.cholesky(positive(a)), rand(2, 3, 3)),
+    case("cholesky", lambda a: positive(a).cholesky(upper=True), rand(3, 3, dtype=C), label="complex-upper"),
+    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a)), rand(2, 3, 3)),
+    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a), upper=True), rand(3, 3), label="upper"),
+    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a)), rand(2, 3, 3, dtype=C), label="complex"),
+    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a)), rand(0, 3, 3), label="empty"),
+    case("linalg_cholesky_ex", lambda a: torch.linalg.cholesky_ex(positive(a))[0], rand(2, 3, 3)),
+    case(
+        "linalg_cholesky_ex",
+        lambda a: torch.linalg.cholesky_ex(positive(a), upper=True).L,
+        rand(3, 3, dtype=C),
+        label="complex-upper",
     ),
 ]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from functools import partial
 
 import pytest
 import torch
@@ -21,7 +20,6 @@ UNARY = {
     "log2": torch.log2,
     "log10": torch.log10,
     "log1p": torch.log1p,
-    "sigmoid": torch.sigmoid,
 }
 BINARY = {"logaddexp": torch.logaddexp, "logaddexp2": torch.logaddexp2, "xlogy": torch.xlogy, "ldexp": torch.ldexp}
 aten = torch.ops.aten
@@ -41,9 +39,6 @@ CASES = [
         for n, f in UNARY.items()
     ],
     *[case(n, lambda x, n=n: getattr(x.clone(), n + "_")(), rand(3, **UP), label="in place") for n in UNARY],
-    case("sigmoid", torch.special.expit, rand(3), label="alias"),
-    case("sigmoid_backward", aten.sigmoid_backward, rand(3), rand(3, seed=1)),
-    case("sigmoid_backward", aten.sigmoid_backward, rand(3, dtype=C), rand(3, dtype=C, seed=1), label="complex"),
     *[case(n, f, rand(3, 1, **UP), rand(4, **UP)) for n, f in BINARY.items()],
     *[case(n, f, rand(**UP), rand(seed=1, **UP), label="0-d") for n, f in BINARY.items()],
     *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in BINARY.items()],
@@ -65,23 +60,6 @@ CASES = [
     case("xlogy", lambda x: torch.xlogy(x, 3), rand(3), label="number"),
     case("xlogy", lambda y: torch.xlogy(3, y), rand(3, **UP), label="number first"),
     case("xlogy", lambda x, y: x.clone().xlogy_(y), rand(2, 3), rand(3, **UP), label="in place"),
-    case("logit", torch.logit, rand(3, 4, low=0.1, high=0.9)),
-    case("logit", partial(torch.logit, eps=0.2), rand(3, 4, low=0.0, high=1.0), label="eps"),
-    case("logit", lambda x: x.clone().logit_(eps=0.2), rand(3, 4, low=0.0, high=1.0), label="in place"),
-    case("logit", torch.special.logit, rand(0), label="empty alias"),
-    # torch has no derivative of its kernel.
-    *[
-        case(
-            "logit_backward",
-            lambda g, x, eps=eps: torch.ops.aten.logit_backward(g, x, eps),
-            rand(3, 4),
-            rand(3, 4, low=0.1, high=0.9),
-            torch_agrees=False,
-            second="differences",
-            label=f"eps-{eps}",
-        )
-        for eps in (None, 0.2)
-    ],
 ]
 
 
@@ -126,25 +104,6 @@ def test_zero_times_a_log_has_that_log_as_gradient(device: torch.device) -> None
 def test_xlogy_of_an_integer_keeps_double_precision(device: torch.device) -> None:
     three = torch.tensor([3], device=device)
     assert_values(first(lambda x: torch.xlogy(x, three), [2.0], device=device)[0], [math.log(3)])
-
-
-def test_logit_outside_of_its_domain_is_nan(device: torch.device) -> None:
-    assert_values(first(torch.logit, [-1.0, 0.5, 2.0], device=device)[0], [NAN, 4.0, NAN])
-
-
-def test_logit_at_the_ends_is_infinitely_steep(device: torch.device) -> None:
-    assert_values(first(torch.logit, [0.0, 1.0], device=device)[0], [INF, INF])
-
-
-def test_logit_is_flat_where_eps_clamps(device: torch.device) -> None:
-    for derivative in (first, second):
-        assert_values(
-            derivative(lambda x: torch.logit(x, eps=0.1), [0.0, 0.05, 1.0], device=device)[0], [0.0, 0.0, 0.0]
-        )
-
-
-def test_sigmoid_saturates_to_a_slope_of_zero(device: torch.device) -> None:
-    assert_values(first(torch.sigmoid, [-1000.0, 0.0, 1000.0], device=device)[0], [0.0, 0.25, 0.0])
 
 
 def test_the_second_derivative_of_tanh_of_exp_at_zero(device: torch.device) -> None:

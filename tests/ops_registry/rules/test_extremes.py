@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.analytic import assert_values, first
 from support.checking import Case, case, rand, run_case, values
 
 import tracer
 
-NAN = float("nan")
+INF, NAN = float("inf"), float("nan")
+OF_TWO = {"maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin}
+TWO_WITH_TIES = (values([1.0, 2.0, 3.0]), values([1.0, 3.0, 2.0]))
 TIES = values([[1.0, 3.0, 3.0], [2.0, 2.0, 2.0]])
 
 
@@ -58,6 +61,17 @@ CASES = [
     case("aminmax", lambda x: torch.aminmax(x).max, rand(3, 4), label="one-result"),
     case("aminmax", lambda x: minimum_and_maximum(x, dim=1), TIES, label="ties", differences=False),
     case("aminmax", minimum_and_maximum, rand(), label="0-d"),
+    *[case(n, f, rand(3, 1), rand(4)) for n, f in OF_TWO.items()],
+    *[case(n, f, rand(), rand(seed=1), label="0-d") for n, f in OF_TWO.items()],
+    *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in OF_TWO.items()],
+    *[case(n, f, rand(2, 1, 2, 1, 2), rand(3, 1), label="rank 5") for n, f in OF_TWO.items()],
+    *[
+        case(n, lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)), rand(2, 3), rand(2), label="strides, keywords")
+        for n, f in OF_TWO.items()
+    ],
+    *[case(n, OF_TWO[n], *TWO_WITH_TIES, label="ties") for n in ("maximum", "minimum")],
+    # at a tie torch gives all to the first argument of fmax and fmin: the central difference is half of each
+    *[case(n, OF_TWO[n], *TWO_WITH_TIES, torch_agrees=False, label="ties") for n in ("fmax", "fmin")],
 ]
 
 
@@ -111,3 +125,28 @@ def test_reduction_along_a_dimension_keeps_the_indices_alone(device: torch.devic
 def test_the_extreme_of_nothing_is_refused_as_in_torch(extreme, device: torch.device) -> None:
     with pytest.raises(RuntimeError, match="dim"):
         extreme(tracer.track(torch.ones(0, device=device), True))
+
+
+@pytest.mark.parametrize("function", OF_TWO.values())
+def test_ties_are_shared_by_halves(function: object, device: torch.device) -> None:
+    for side in first(function, [2.0, INF, -INF], [2.0, INF, -INF], device=device):
+        assert_values(side, [0.5, 0.5, 0.5])
+
+
+def test_the_larger_of_two_takes_all(device: torch.device) -> None:
+    # pytorch/pytorch#43519
+    x, y = first(torch.maximum, [1.0, 2.0], [1.0, 3.0], device=device)
+    assert_values(x, [0.5, 0.0])
+    assert_values(y, [0.5, 1.0])
+
+
+def test_fmax_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> None:
+    x, y = first(torch.fmax, [NAN, 1.0], [1.0, NAN], device=device)
+    assert_values(x, [0.0, 1.0])
+    assert_values(y, [1.0, 0.0])
+
+
+def test_fmin_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> None:
+    x, y = first(torch.fmin, [NAN, 1.0], [1.0, NAN], device=device)
+    assert_values(x, [0.0, 1.0])
+    assert_values(y, [1.0, 0.0])

@@ -2,33 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case, values
+from support.index_calls import on, squared
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
 
 COMPLEX = torch.complex128
 aten = torch.ops.aten
-
-
-def on(device: Any, data: Any) -> torch.Tensor:
-    return torch.tensor(data, device=device)
-
-
-def squared(name: str, *args: Any, **kwargs: Any) -> Callable[..., torch.Tensor]:
-    """``x.<name>(...) ** 2`` with ``...`` in ``args`` standing for the second input, and lists for index tensors."""
-
-    def function(x: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        given = [rest[0] * rest[0] if a is ... else on(x.device, a) if isinstance(a, list) else a for a in args]
-        named = {k: rest[0] * rest[0] if a is ... else a for k, a in kwargs.items()}
-        return getattr(x * x if name.endswith("_") else x, name)(*given, **named) ** 2
-
-    return function
 
 
 PAIRS = [[0, 2, 2], [1, 0, 2]]
@@ -159,126 +144,6 @@ CASES = [
         torch_agrees=False,
         label="large-src",
     ),
-    *[
-        case(
-            "index_reduce",
-            squared(name, 1, [2, 0, 0], ..., mode, include_self=own),
-            rand(2, 3, 2, low=0.5),
-            rand(2, 3, 2, low=0.5, seed=1),
-            needs=((0,), (1,)) if not own else None,
-            label=f"{name}-{mode}-{own}",
-        )
-        for name in ("index_reduce", "index_reduce_")
-        for mode in ("mean", "prod", "amax", "amin")
-        for own in (True, False)
-    ],
-    case("index_reduce", squared("index_reduce", 0, [0], ..., "prod"), rand(low=0.5), rand(low=0.5), label="0-d"),
-    case("index_select", squared("index_select", 1, [2, 0, 0]), rand(2, 3)),
-    case(
-        "index_select",
-        lambda x: torch.index_select(x, dim=-1, index=on(x.device, 1)) ** 2,
-        rand(2, 1, 1, 2, 3, dtype=COMPLEX),
-        label="rank-5-complex",
-    ),
-    case("index_select", squared("index_select", 0, [0]), rand(), label="0-d"),
-    case(
-        "index_select",
-        lambda x: x.index_select(0, torch.zeros(0, dtype=torch.int64, device=x.device)) ** 2,
-        rand(2, 3),
-        label="nothing",
-    ),
-    case("index_add", squared("index_add", 1, [2, 0, 0], ...), rand(2, 3), rand(2, 3)),
-    case("index_add", squared("index_add_", 0, [1, 1], ..., alpha=-2), rand(2, 3), rand(2, 3), label="in-place-alpha"),
-    # torch leaves out the conjugate of alpha.
-    case(
-        "index_add",
-        squared("index_add", 0, [1, 1], ..., alpha=1 + 2j),
-        rand(2, dtype=COMPLEX),
-        rand(2, dtype=COMPLEX),
-        torch_agrees=False,
-        label="complex-alpha",
-    ),
-    case("index_add", squared("index_add", 0, [0], ...), rand(), rand(seed=1), label="0-d"),
-    case("index_copy", squared("index_copy", 1, [2, 0], ...), rand(2, 3), rand(2, 2)),
-    case("index_copy", squared("index_copy_", 0, [1], ...), rand(2, 3), rand(1, 3), label="in-place"),
-    case("index_copy", squared("index_copy", 0, [1], ...), rand(2), rand(), label="0-d-source"),
-    case("index_fill", squared("index_fill", 1, [2, 0], 3.0), rand(2, 3)),
-    case("index_fill", squared("index_fill", 1, [2, 0], ...), rand(2, 3), rand(), label="tensor"),
-    case("index_fill", squared("index_fill_", 1, [2, 0], ...), rand(2, 3), rand(), label="in-place"),
-    case(
-        "index_fill",
-        squared("index_fill", 1, [2, 2, 0, -1], ...),
-        rand(2, 3),
-        rand(),
-        torch_agrees=False,
-        label="one-place-thrice",
-    ),
-    case("index_fill", squared("index_fill", 0, [0], ...), rand(), rand(), label="0-d"),
-    case("index", lambda x: aten.index(x, [None, on(x.device, [0, 0, 2])]) ** 2, rand(2, 3)),
-    case(
-        "index",
-        lambda x: aten.index.Tensor(x, [on(x.device, 1), None, on(x.device, [0, 0])]) ** 2,
-        rand(2, 3, 4),
-        label="0-d-index-apart",
-    ),
-    case(
-        "index",
-        lambda x: torch._unsafe_index(x, (on(x.device, [1, -1]),)) ** 2,
-        rand(2, 3, dtype=COMPLEX),
-        label="unsafe-complex",
-    ),
-    case("index_put", lambda x, v: x.index_put((on(x.device, [1, 0]),), v) ** 2, rand(2, 3), rand(3)),
-    case(
-        "index_put",
-        lambda x, v: torch.index_put(x, (on(x.device, [1, 1]), on(x.device, [-1, -1])), v, accumulate=True) ** 2,
-        rand(2, 3),
-        rand(2),
-        label="accumulate",
-    ),
-    case(
-        "index_put",
-        lambda x, v: (x * x).index_put_((on(x.device, [True, False]),), v) ** 2,
-        rand(2, 3),
-        rand(),
-        label="in-place-mask",
-    ),
-    case(
-        "index_put",
-        lambda x, v: torch.index_put_(x * x, (on(x.device, [0, 0]),), v, True) ** 2,
-        rand(2),
-        rand(2),
-        label="in-place-accumulate",
-    ),
-    case(
-        "index_put",
-        lambda x, v: aten.index_put(x, [None, on(x.device, [2, 0])], v * v) ** 2,
-        rand(2, 3),
-        rand(2, 1),
-        label="none",
-    ),
-    case(
-        "index_put",
-        lambda x, v: aten.index_put_.default(x * x, [None, on(x.device, [2, 2])], v * v, True) ** 2,
-        rand(2, 3),
-        rand(2, 2),
-        label="none-in-place",
-    ),
-    case(
-        "_unsafe_masked_index",
-        lambda x: torch._unsafe_masked_index(x, on(x.device, [True, False, True]), [on(x.device, [1, 1, 0])], 2.0) ** 2,
-        rand(2),
-    ),
-    case(
-        "_unsafe_masked_index_put_accumulate",
-        lambda x, v: (
-            torch._unsafe_masked_index_put_accumulate(
-                x, on(x.device, [True, False, True]), [on(x.device, [1, 1, 1])], v
-            )
-            ** 2
-        ),
-        rand(2),
-        rand(3),
-    ),
     case("take", squared("take", [[5, 0], [-1, 0]]), rand(2, 3)),
     case(
         "take",
@@ -315,14 +180,10 @@ def gradient(y: torch.Tensor, x: torch.Tensor) -> Any:
 
 
 WRITES = {
-    "index_add_": lambda b, v: b.index_add_(0, torch.tensor([1, 1]), v),
-    "index_copy_": lambda b, v: b.index_copy_(0, torch.tensor([2, 1]), v),
-    "index_put_": lambda b, v: b.index_put_((torch.tensor([0, 1]),), v),
     "put_": lambda b, v: b.put_(torch.tensor([0, 1]), v),
     "scatter_": lambda b, v: b.scatter_(0, torch.tensor([0, 1]), v),
     "scatter_add_": lambda b, v: b.scatter_add_(0, torch.tensor([0, 0]), v),
     "scatter_reduce_": lambda b, v: b.scatter_reduce_(0, torch.tensor([0, 0]), v, "sum"),
-    "index_fill_": lambda b, v: b.index_fill_(0, torch.tensor([0]), v.sum()),
 }
 
 
@@ -340,19 +201,6 @@ def test_tensor_written_in_place_into_a_tracked_tensor_that_wants_no_gradient_ge
     assert gradient(buffer, v) == [1, 1]
 
 
-def test_index_fill_counts_a_place_named_three_times_once() -> None:
-    # pytorch/pytorch#57006
-    v = tracer.tensor(2.0, requires_grad=True)
-    assert gradient(torch.zeros(2, 3).index_fill(1, torch.tensor([2, 2, -1, 0]), v), v) == 4
-
-
-def test_index_fill_stops_the_gradient_of_what_it_replaces() -> None:
-    # pytorch/pytorch#57006
-    x = tracer.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    y = x.index_fill(0, torch.tensor([1, 1]), tracer.tensor(5.0, requires_grad=True))
-    assert gradient(y, x) == [[1, 1], [0, 0]]
-
-
 def test_scatter_add_of_two_into_one_place_gives_both_the_gradient_of_that_place() -> None:
     # pytorch/pytorch#146299
     x, s = leaf(1, 2), leaf(3, 4)
@@ -366,13 +214,6 @@ def test_scatter_gives_nothing_to_the_part_of_the_source_beyond_the_index() -> N
     y = x.scatter(0, torch.tensor([1]), s)
     assert gradient(y, x) == [1, 0]
     assert gradient(y, s) == [1, 0, 0]
-
-
-def test_a_complex_alpha_of_index_add_is_conjugated_on_the_way_back() -> None:
-    x = torch.zeros(2, dtype=COMPLEX)
-    s = tracer.tensor([1j, 2.0], dtype=COMPLEX, requires_grad=True)
-    y = x.index_add(0, torch.tensor([1, 1]), s, alpha=3 + 2j)
-    assert gradient(y.real, s) == [3 - 2j, 3 - 2j]
 
 
 def test_amax_shares_ties_evenly_between_input_and_source() -> None:

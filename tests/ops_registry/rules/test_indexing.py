@@ -9,12 +9,14 @@ import numpy as np
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case
+from support.index_calls import on, squared
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.rules.indexing import cleared, placed
 
 COMPLEX = torch.complex128
+aten = torch.ops.aten
 
 
 def at(*index: Any) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -128,6 +130,126 @@ CASES = [
             ),
         ]
     ],
+    *[
+        case(
+            "index_reduce",
+            squared(name, 1, [2, 0, 0], ..., mode, include_self=own),
+            rand(2, 3, 2, low=0.5),
+            rand(2, 3, 2, low=0.5, seed=1),
+            needs=((0,), (1,)) if not own else None,
+            label=f"{name}-{mode}-{own}",
+        )
+        for name in ("index_reduce", "index_reduce_")
+        for mode in ("mean", "prod", "amax", "amin")
+        for own in (True, False)
+    ],
+    case("index_reduce", squared("index_reduce", 0, [0], ..., "prod"), rand(low=0.5), rand(low=0.5), label="0-d"),
+    case("index_select", squared("index_select", 1, [2, 0, 0]), rand(2, 3)),
+    case(
+        "index_select",
+        lambda x: torch.index_select(x, dim=-1, index=on(x.device, 1)) ** 2,
+        rand(2, 1, 1, 2, 3, dtype=COMPLEX),
+        label="rank-5-complex",
+    ),
+    case("index_select", squared("index_select", 0, [0]), rand(), label="0-d"),
+    case(
+        "index_select",
+        lambda x: x.index_select(0, torch.zeros(0, dtype=torch.int64, device=x.device)) ** 2,
+        rand(2, 3),
+        label="nothing",
+    ),
+    case("index_add", squared("index_add", 1, [2, 0, 0], ...), rand(2, 3), rand(2, 3)),
+    case("index_add", squared("index_add_", 0, [1, 1], ..., alpha=-2), rand(2, 3), rand(2, 3), label="in-place-alpha"),
+    # torch leaves out the conjugate of alpha.
+    case(
+        "index_add",
+        squared("index_add", 0, [1, 1], ..., alpha=1 + 2j),
+        rand(2, dtype=COMPLEX),
+        rand(2, dtype=COMPLEX),
+        torch_agrees=False,
+        label="complex-alpha",
+    ),
+    case("index_add", squared("index_add", 0, [0], ...), rand(), rand(seed=1), label="0-d"),
+    case("index_copy", squared("index_copy", 1, [2, 0], ...), rand(2, 3), rand(2, 2)),
+    case("index_copy", squared("index_copy_", 0, [1], ...), rand(2, 3), rand(1, 3), label="in-place"),
+    case("index_copy", squared("index_copy", 0, [1], ...), rand(2), rand(), label="0-d-source"),
+    case("index_fill", squared("index_fill", 1, [2, 0], 3.0), rand(2, 3)),
+    case("index_fill", squared("index_fill", 1, [2, 0], ...), rand(2, 3), rand(), label="tensor"),
+    case("index_fill", squared("index_fill_", 1, [2, 0], ...), rand(2, 3), rand(), label="in-place"),
+    case(
+        "index_fill",
+        squared("index_fill", 1, [2, 2, 0, -1], ...),
+        rand(2, 3),
+        rand(),
+        torch_agrees=False,
+        label="one-place-thrice",
+    ),
+    case("index_fill", squared("index_fill", 0, [0], ...), rand(), rand(), label="0-d"),
+    case("index", lambda x: aten.index(x, [None, on(x.device, [0, 0, 2])]) ** 2, rand(2, 3)),
+    case(
+        "index",
+        lambda x: aten.index.Tensor(x, [on(x.device, 1), None, on(x.device, [0, 0])]) ** 2,
+        rand(2, 3, 4),
+        label="0-d-index-apart",
+    ),
+    case(
+        "index",
+        lambda x: torch._unsafe_index(x, (on(x.device, [1, -1]),)) ** 2,
+        rand(2, 3, dtype=COMPLEX),
+        label="unsafe-complex",
+    ),
+    case("index_put", lambda x, v: x.index_put((on(x.device, [1, 0]),), v) ** 2, rand(2, 3), rand(3)),
+    case(
+        "index_put",
+        lambda x, v: torch.index_put(x, (on(x.device, [1, 1]), on(x.device, [-1, -1])), v, accumulate=True) ** 2,
+        rand(2, 3),
+        rand(2),
+        label="accumulate",
+    ),
+    case(
+        "index_put",
+        lambda x, v: (x * x).index_put_((on(x.device, [True, False]),), v) ** 2,
+        rand(2, 3),
+        rand(),
+        label="in-place-mask",
+    ),
+    case(
+        "index_put",
+        lambda x, v: torch.index_put_(x * x, (on(x.device, [0, 0]),), v, True) ** 2,
+        rand(2),
+        rand(2),
+        label="in-place-accumulate",
+    ),
+    case(
+        "index_put",
+        lambda x, v: aten.index_put(x, [None, on(x.device, [2, 0])], v * v) ** 2,
+        rand(2, 3),
+        rand(2, 1),
+        label="none",
+    ),
+    case(
+        "index_put",
+        lambda x, v: aten.index_put_.default(x * x, [None, on(x.device, [2, 2])], v * v, True) ** 2,
+        rand(2, 3),
+        rand(2, 2),
+        label="none-in-place",
+    ),
+    case(
+        "_unsafe_masked_index",
+        lambda x: torch._unsafe_masked_index(x, on(x.device, [True, False, True]), [on(x.device, [1, 1, 0])], 2.0) ** 2,
+        rand(2),
+    ),
+    case(
+        "_unsafe_masked_index_put_accumulate",
+        lambda x, v: (
+            torch._unsafe_masked_index_put_accumulate(
+                x, on(x.device, [True, False, True]), [on(x.device, [1, 1, 1])], v
+            )
+            ** 2
+        ),
+        rand(2),
+        rand(3),
+    ),
 ]
 
 
@@ -307,3 +429,45 @@ def test_read_keeps_no_value_alive() -> None:
     y = x[1:]
     assert y.grad_fn is not None
     assert not [k for k in y.grad_fn.saved or () if isinstance(k, torch.Tensor)]
+
+
+WRITES = {
+    "index_add_": lambda b, v: b.index_add_(0, torch.tensor([1, 1]), v),
+    "index_copy_": lambda b, v: b.index_copy_(0, torch.tensor([2, 1]), v),
+    "index_put_": lambda b, v: b.index_put_((torch.tensor([0, 1]),), v),
+    "index_fill_": lambda b, v: b.index_fill_(0, torch.tensor([0]), v.sum()),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_tensor_written_in_place_into_a_plain_buffer_gets_its_gradient(name: str) -> None:
+    buffer, v = torch.zeros(3, dtype=torch.float64), leaf(1, 2)
+    assert WRITES[name](buffer, v) is buffer
+    assert gradient(buffer, v) == [1, 1]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_tensor_written_in_place_into_a_tracked_tensor_that_wants_no_gradient_gets_its_own(name: str) -> None:
+    buffer, v = tracer.tensor([0.0, 0.0, 0.0], dtype=torch.float64), leaf(1, 2)
+    WRITES[name](buffer, v)
+    assert gradient(buffer, v) == [1, 1]
+
+
+def test_index_fill_counts_a_place_named_three_times_once() -> None:
+    # pytorch/pytorch#57006
+    v = tracer.tensor(2.0, requires_grad=True)
+    assert gradient(torch.zeros(2, 3).index_fill(1, torch.tensor([2, 2, -1, 0]), v), v) == 4
+
+
+def test_index_fill_stops_the_gradient_of_what_it_replaces() -> None:
+    # pytorch/pytorch#57006
+    x = tracer.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    y = x.index_fill(0, torch.tensor([1, 1]), tracer.tensor(5.0, requires_grad=True))
+    assert gradient(y, x) == [[1, 1], [0, 0]]
+
+
+def test_a_complex_alpha_of_index_add_is_conjugated_on_the_way_back() -> None:
+    x = torch.zeros(2, dtype=COMPLEX)
+    s = tracer.tensor([1j, 2.0], dtype=COMPLEX, requires_grad=True)
+    y = x.index_add(0, torch.tensor([1, 1]), s, alpha=3 + 2j)
+    assert gradient(y.real, s) == [3 - 2j, 3 - 2j]

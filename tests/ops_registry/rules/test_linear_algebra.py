@@ -32,11 +32,6 @@ def transposed(make: Make) -> Make:
     return lambda device: make(device).mT.contiguous().mT
 
 
-def positive(a: torch.Tensor) -> torch.Tensor:
-    """A positive definite matrix."""
-    return a @ a.mH + torch.eye(a.shape[-1], dtype=a.dtype, device=a.device)
-
-
 def factor(a: torch.Tensor, upper: bool = False) -> torch.Tensor:
     """A triangular matrix with a positive diagonal."""
     lower = a.tril(-1) + torch.diag_embed(1 + a.diagonal(dim1=-2, dim2=-1).abs()).to(a.dtype)
@@ -80,6 +75,9 @@ def triangular(upper: bool, left: bool, unitriangular: bool) -> Callable[..., An
 FLAGS = [(u, l, t) for u in (False, True) for l in (False, True) for t in (False, True)]  # noqa: E741
 
 CASES = [
+    case("trace", lambda x: x.trace().square(), rand(3, 3)),
+    case("trace", lambda x: torch.trace(x).square(), rand(2, 4, dtype=C), label="wide"),
+    case("trace", lambda x: x.trace(), rand(0, 3), label="empty"),
     case("inverse", torch.inverse, regular(2, 3, 3)),
     case("inverse", lambda a: a.inverse(), regular(3, 3, dtype=C), label="complex-method"),
     case("linalg_inv", torch.linalg.inv, regular(2, 3, 3)),
@@ -152,19 +150,6 @@ CASES = [
         regular(3, 3),
         label="copy",
         needs=((1,), (0, 1)),
-    ),
-    case("cholesky", lambda a: torch.cholesky(positive(a)), rand(2, 3, 3)),
-    case("cholesky", lambda a: positive(a).cholesky(upper=True), rand(3, 3, dtype=C), label="complex-upper"),
-    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a)), rand(2, 3, 3)),
-    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a), upper=True), rand(3, 3), label="upper"),
-    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a)), rand(2, 3, 3, dtype=C), label="complex"),
-    case("linalg_cholesky", lambda a: torch.linalg.cholesky(positive(a)), rand(0, 3, 3), label="empty"),
-    case("linalg_cholesky_ex", lambda a: torch.linalg.cholesky_ex(positive(a))[0], rand(2, 3, 3)),
-    case(
-        "linalg_cholesky_ex",
-        lambda a: torch.linalg.cholesky_ex(positive(a), upper=True).L,
-        rand(3, 3, dtype=C),
-        label="complex-upper",
     ),
     case("cholesky_inverse", lambda a: torch.cholesky_inverse(factor(a)), rand(2, 3, 3)),
     case("cholesky_inverse", lambda a: torch.cholesky_inverse(factor(a, True), upper=True), rand(3, 3), label="upper"),

@@ -164,6 +164,34 @@ CASES = [
     case("linalg_matrix_exp", torch.linalg.matrix_exp, rand(2, 3, 3)),
     case("linalg_matrix_exp", torch.matrix_exp, rand(3, 3, dtype=C), label="complex"),
     case("linalg_matrix_exp", torch.matrix_exp, rand(0, 3, 3), label="empty"),
+    case("tensordot", lambda a, b: torch.tensordot(a, b, dims=1), rand(3, 4), rand(4, 2)),
+    case("tensordot", lambda a, b: torch.tensordot(a, b, dims=2), rand(2, 3, 4), rand(3, 4, 5), label="two-dims"),
+    case("tensordot", lambda a, b: torch.tensordot(a, b, dims=0), rand(2, 3), rand(4), label="outer"),
+    case(
+        "tensordot", lambda a, b: torch.tensordot(a, b, ([2, 0], [1, 2])), rand(2, 3, 4), rand(5, 4, 2), label="crossed"
+    ),
+    case(
+        "tensordot", lambda a, b: torch.tensordot(a, b, ([-1], [0])), rand(2, 1), rand(4, 3), label="left-of-length-1"
+    ),
+    case(
+        "tensordot", lambda a, b: torch.tensordot(a, b, ([-1], [0])), rand(2, 4), rand(1, 3), label="right-of-length-1"
+    ),
+    case("tensordot", lambda a, b: torch.tensordot(a, b, dims=1), rand(3, 0), rand(0, 2), label="empty"),
+    case(
+        "tensordot",
+        lambda a, b: torch.tensordot(a, b, dims=1),
+        rand(3, 4, dtype=C),
+        rand(4, 2, dtype=C),
+        label="complex",
+    ),
+    case("tensordot", lambda a, b: torch.tensordot(a, b, 3), rand(2, 2, 3, 2, 2), rand(3, 2, 2, 2, 2), label="rank-5"),
+    case("kron", torch.kron, rand(2, 3), rand(4, 2)),
+    case("kron", torch.kron, rand(3), rand(2, 4), label="ranks-1-2"),
+    case("kron", torch.kron, rand(2, 1, 3), rand(2), label="ranks-3-1"),
+    case("kron", torch.kron, rand(), rand(2, 4), label="0-d"),
+    case("kron", torch.kron, rand(2, 0), rand(2, 4), label="empty"),
+    case("kron", torch.kron, rand(2, 2, dtype=C), rand(3, 2, dtype=C), label="complex"),
+    case("kron", torch.kron, rand(2, 2, dtype=C), rand(3, 2), label="complex-real"),
 ]
 
 

@@ -187,8 +187,8 @@ def test_third_derivatives_equal_differences_of_the_second(norm: Callable[..., A
 )
 def test_a_bias_without_a_weight_has_a_second_derivative(norm: Callable[..., Any], device: torch.device) -> None:
     x, b = (tracer.track(make(device), True) for make in (rand(4, 3), rand(3, seed=1)))
-    (by_bias,) = torch.autograd.grad((norm(x, b) ** 2).sum(), b, create_graph=True)
-    (second,) = torch.autograd.grad(by_bias.sum(), b)
+    (grad_bias,) = torch.autograd.grad((norm(x, b) ** 2).sum(), b, create_graph=True)
+    (second,) = torch.autograd.grad(grad_bias.sum(), b)
     assert second.tolist() == pytest.approx([8.0, 8.0, 8.0])  # of 4 rows, 2 each
 
 

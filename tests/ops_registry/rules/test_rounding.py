@@ -15,7 +15,7 @@ import tracer
 C = torch.complex128
 INF, NAN = math.inf, math.nan
 STAIRS = {"floor": torch.floor, "ceil": torch.ceil, "round": torch.round, "trunc": torch.trunc, "sign": torch.sign}
-OTHERS = {"frac": torch.frac, "sgn": torch.sgn, "abs": torch.abs, "nan_to_num": torch.nan_to_num}
+OTHERS = {"frac": torch.frac, "sgn": torch.sgn, "nan_to_num": torch.nan_to_num}
 
 CASES = [
     *[case(n, f, rand(3, 4)) for n, f in {**STAIRS, **OTHERS}.items()],
@@ -28,9 +28,6 @@ CASES = [
     *[case(n, lambda x, n=n: getattr(x * x, n + "_")(), rand(3), label="in place") for n in (*STAIRS, *OTHERS)],
     case("round", partial(torch.round, decimals=1), rand(3), label="decimals"),
     case("trunc", torch.fix, rand(3), label="fix"),
-    case("abs", torch.abs, rand(2, 3, dtype=C), label="complex"),
-    case("abs", torch.absolute, rand(3), label="alias"),
-    case("abs", abs, rand(3), label="builtin"),
     case("sgn", torch.sgn, rand(2, 3, dtype=C), label="complex"),
     case(
         "nan_to_num",
@@ -59,21 +56,6 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 def test_a_result_without_slope_still_requires_grad(function: object, device: torch.device) -> None:
     x = tracer.tensor([0.3, 1.7], device=device, requires_grad=True)
     assert function(x).requires_grad  # type: ignore[operator]
-
-
-def test_abs_is_flat_at_zero(device: torch.device) -> None:
-    assert_values(first(torch.abs, [-2.0, 0.0, -0.0, 2.0], device=device)[0], [-1.0, 0.0, 0.0, 1.0])
-
-
-def test_complex_abs_of_a_tiny_number_points_away_from_zero(device: torch.device) -> None:
-    # pytorch/pytorch#96543, HIPS/autograd#100
-    points = [0j, -1.0568e-23 + 0j, 3 + 4j]
-    (slope,) = first(torch.abs, points, dtype=torch.complex64, device=device)
-    assert_values(slope, [0j, -1 + 0j, 0.6 + 0.8j])
-
-
-def test_the_second_derivative_of_complex_abs_is_finite_at_zero(device: torch.device) -> None:
-    assert_values(second(torch.abs, [0j], dtype=C, device=device)[0], [0j])
 
 
 def test_complex_sgn_is_flat_at_zero_to_second_order(device: torch.device) -> None:

@@ -8,27 +8,13 @@ from functools import partial
 import pytest
 import torch
 from support.analytic import assert_values, first, second
-from support.checking import Case, case, rand, run_case, values
+from support.checking import Case, case, rand, run_case
 
 import tracer
 
 C = torch.complex128
 INF, NAN = math.inf, math.nan
-EXTREMES = {"maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin}
-TIES = (values([1.0, 2.0, 3.0]), values([1.0, 3.0, 2.0]))
-
 CASES = [
-    *[case(n, f, rand(3, 1), rand(4)) for n, f in EXTREMES.items()],
-    *[case(n, f, rand(), rand(seed=1), label="0-d") for n, f in EXTREMES.items()],
-    *[case(n, f, rand(2, 0), rand(1), label="empty") for n, f in EXTREMES.items()],
-    *[case(n, f, rand(2, 1, 2, 1, 2), rand(3, 1), label="rank 5") for n, f in EXTREMES.items()],
-    *[
-        case(n, lambda x, y, f=f: f(input=x.t(), other=y.expand(3, 2)), rand(2, 3), rand(2), label="strides, keywords")
-        for n, f in EXTREMES.items()
-    ],
-    *[case(n, EXTREMES[n], *TIES, label="ties") for n in ("maximum", "minimum")],
-    # at a tie torch gives all to the first argument of fmax and fmin: the central difference is half of each
-    *[case(n, EXTREMES[n], *TIES, torch_agrees=False, label="ties") for n in ("fmax", "fmin")],
     case("clamp", partial(torch.clamp, min=-1, max=1), rand(3, 4)),
     case("clamp", partial(torch.clamp, min=-1), rand(3, 4), label="min"),
     case("clamp", partial(torch.clamp, max=1), rand(3, 4), label="max"),
@@ -72,45 +58,12 @@ CASES = [
         label="0-d condition",
     ),
     case("where", lambda x, y: torch.where(x > 0, x, y), rand(2, 0), rand(1), label="empty"),
-    # torch has no derivative of bincount
-    case(
-        "bincount",
-        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5),
-        rand(3),
-        second="differences",
-        torch_agrees=False,
-    ),
 ]
 
 
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-@pytest.mark.parametrize("function", EXTREMES.values())
-def test_ties_are_shared_by_halves(function: object, device: torch.device) -> None:
-    for side in first(function, [2.0, INF, -INF], [2.0, INF, -INF], device=device):
-        assert_values(side, [0.5, 0.5, 0.5])
-
-
-def test_the_larger_of_two_takes_all(device: torch.device) -> None:
-    # pytorch/pytorch#43519
-    x, y = first(torch.maximum, [1.0, 2.0], [1.0, 3.0], device=device)
-    assert_values(x, [0.5, 0.0])
-    assert_values(y, [0.5, 1.0])
-
-
-def test_fmax_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> None:
-    x, y = first(torch.fmax, [NAN, 1.0], [1.0, NAN], device=device)
-    assert_values(x, [0.0, 1.0])
-    assert_values(y, [1.0, 0.0])
-
-
-def test_fmin_leaves_all_to_the_number_beside_a_nan(device: torch.device) -> None:
-    x, y = first(torch.fmin, [NAN, 1.0], [1.0, NAN], device=device)
-    assert_values(x, [0.0, 1.0])
-    assert_values(y, [1.0, 0.0])
 
 
 def test_a_value_on_the_bound_is_inside(device: torch.device) -> None:
@@ -170,11 +123,3 @@ def test_where_between_complex_and_real_gives_the_real_side_a_real_gradient(devi
     torch.where(torch.tensor([True, False], device=device), z, x).real.sum().backward()
     assert_values(z.grad, [1 + 0j, 0j])
     assert_values(x.grad, [0.0, 1.0])
-
-
-def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.device) -> None:
-    scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=device)
-    (weights,) = first(
-        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device
-    )
-    assert_values(weights, [1.0, 3.0, 3.0])

@@ -11,7 +11,6 @@ from support.checking import Case, case, rand, run_case, values
 
 import tracer
 
-NAN = float("nan")
 TIES = values([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
 
 
@@ -55,28 +54,6 @@ CASES = [
     case("kthvalue", lambda x: x.kthvalue(3, 0, keepdim=True), rand(3, 4), label="dim-keepdim"),
     case("kthvalue", lambda x: x.kthvalue(1), rand(), label="0-d"),
     case("kthvalue", lambda x: x.kthvalue(2, 3), rand(2, 1, 2, 3, 2), label="rank-5"),
-    case("mode", torch.mode, TIES, differences=False),
-    case("mode", lambda x: x.mode(0, keepdim=True), TIES, label="dim-keepdim", differences=False),
-    case("mode", torch.mode, rand(), label="0-d"),
-    case("median", torch.median, rand(3, 4)),
-    case("median", torch.median, rand(), label="0-d"),
-    case("median", torch.median, TIES, label="ties", differences=False),
-    case("median", torch.median, values([1.0, NAN, 2.0, NAN]), label="nan", differences=False),
-    case("median.dim", lambda x: x.median(1), rand(3, 4)),
-    case("median.dim", lambda x: torch.median(x, dim=0, keepdim=True), rand(3, 4), label="keepdim"),
-    case("median.dim", lambda x: x.median(axis=-1), rand(3, 4), label="numpy-names"),
-    case("median.dim", lambda x: x.median(0), rand(), label="0-d"),
-    case("median.dim", lambda x: x.median(3), rand(2, 1, 2, 3, 2), label="rank-5"),
-    case("nanmedian", torch.nanmedian, values([1.0, NAN, 2.0, 3.0]), differences=False),
-    case("nanmedian", torch.nanmedian, values([NAN, NAN]), label="all-nan", differences=False),
-    case("nanmedian.dim", lambda x: x.nanmedian(1), rand(3, 4)),
-    case(
-        "nanmedian.dim",
-        lambda x: x.nanmedian(1, True),
-        values([[1.0, NAN, 2.0], [NAN, NAN, NAN]]),
-        label="nan",
-        differences=False,
-    ),
 ]
 
 
@@ -99,12 +76,6 @@ def test_elements_outside_topk_get_zero(device: torch.device) -> None:
     x = tracked([3.0, 1.0, 2.0], device)
     x.topk(2)[0].sum().backward()
     assert x.grad.tolist() == [1.0, 0.0, 1.0]
-
-
-def test_median_of_all_shares_ties(device: torch.device) -> None:
-    x = tracked([2.0, 1.0, 2.0, 3.0], device)
-    x.median().backward()
-    assert x.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
 def test_argsort_gives_plain_integers(device: torch.device) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.analytic import assert_values, first
 from support.checking import Case, case, plain, rand, run_case, values
 
 import tracer
@@ -29,6 +30,8 @@ CALLS = {
     "transposed": lambda op: lambda x: op(x.t(), 0),
 }
 OPS = [torch.var, torch.std, torch.var_mean, torch.std_mean]
+
+TIES = values([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
 
 CASES = [
     *(
@@ -66,6 +69,28 @@ CASES = [
     case("var_mean.correction", lambda x: torch.var_mean(x, 1)[1], rand(3, 4), label="mean-alone"),
     case("std_mean.correction", lambda x: torch.std_mean(x, 1)[0], rand(3, 4), label="deviation-alone"),
     case("std_mean.correction", lambda x: torch.std_mean(x, 1)[1], rand(3, 4), label="mean-alone"),
+    case("mode", torch.mode, TIES, differences=False),
+    case("mode", lambda x: x.mode(0, keepdim=True), TIES, label="dim-keepdim", differences=False),
+    case("mode", torch.mode, rand(), label="0-d"),
+    case("median", torch.median, rand(3, 4)),
+    case("median", torch.median, rand(), label="0-d"),
+    case("median", torch.median, TIES, label="ties", differences=False),
+    case("median", torch.median, values([1.0, NAN, 2.0, NAN]), label="nan", differences=False),
+    case("median.dim", lambda x: x.median(1), rand(3, 4)),
+    case("median.dim", lambda x: torch.median(x, dim=0, keepdim=True), rand(3, 4), label="keepdim"),
+    case("median.dim", lambda x: x.median(axis=-1), rand(3, 4), label="numpy-names"),
+    case("median.dim", lambda x: x.median(0), rand(), label="0-d"),
+    case("median.dim", lambda x: x.median(3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("nanmedian", torch.nanmedian, values([1.0, NAN, 2.0, 3.0]), differences=False),
+    case("nanmedian", torch.nanmedian, values([NAN, NAN]), label="all-nan", differences=False),
+    case("nanmedian.dim", lambda x: x.nanmedian(1), rand(3, 4)),
+    case(
+        "nanmedian.dim",
+        lambda x: x.nanmedian(1, True),
+        values([[1.0, NAN, 2.0], [NAN, NAN, NAN]]),
+        label="nan",
+        differences=False,
+    ),
     case("quantile", lambda x: torch.quantile(x, 0.4), rand(3, 4)),
     case("quantile", lambda x, q: torch.quantile(x, q, 1), rand(3, 4), values([0.1, 0.55, 0.9]), label="several"),
     case("quantile", lambda x, q: x.quantile(q, dim=0, keepdim=True), rand(3, 4), values([0.1, 0.55]), label="keepdim"),
@@ -116,6 +141,14 @@ CASES = [
     case("corrcoef", torch.corrcoef, rand(3, 4)),
     case("corrcoef", torch.corrcoef, rand(3, 4, dtype=COMPLEX), label="complex"),
     case("corrcoef", torch.corrcoef, rand(4), label="one-variable"),
+    # torch has no derivative of bincount
+    case(
+        "bincount",
+        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=w.device), w, minlength=5),
+        rand(3),
+        second="differences",
+        torch_agrees=False,
+    ),
 ]
 
 
@@ -127,6 +160,12 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 
 def tracked(data: list, device: torch.device) -> tracer.Tensor:
     return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
+
+
+def test_median_of_all_shares_ties(device: torch.device) -> None:
+    x = tracked([2.0, 1.0, 2.0, 3.0], device)
+    x.median().backward()
+    assert x.grad.tolist() == [0.5, 0.0, 0.5, 0.0]
 
 
 @pytest.mark.parametrize("deviation", [torch.std, lambda x: torch.std_mean(x)[0]])
@@ -204,3 +243,11 @@ def test_covariance_without_degrees_of_freedom_warns_as_torch(device: torch.devi
     with pytest.warns(UserWarning, match="degrees of freedom"):
         theirs = data.cov()
     torch.testing.assert_close(plain(ours), theirs, equal_nan=True)
+
+
+def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.device) -> None:
+    scale = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, device=device)
+    (weights,) = first(
+        lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device
+    )
+    assert_values(weights, [1.0, 3.0, 3.0])

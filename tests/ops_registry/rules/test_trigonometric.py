@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import pytest
 import torch
 from support.analytic import assert_values, first, second
@@ -19,7 +17,6 @@ EVERYWHERE = {
     "cosh": torch.cosh,
     "tanh": torch.tanh,
     "asinh": torch.asinh,
-    "sinc": torch.sinc,
 }
 DEGREES = {"deg2rad": torch.deg2rad, "rad2deg": torch.rad2deg}
 #: Those that are steep or undefined somewhere, with an interval where they are tame.
@@ -114,33 +111,6 @@ def test_atan2_of_tiny_numbers_is_steep_not_flat(device: torch.device) -> None:
     y, x = first(torch.atan2, [1e-200], [1e-200], device=device)
     assert_values(y, [0.5e200])
     assert_values(x, [-0.5e200])
-
-
-def test_sinc_is_flat_at_zero(device: torch.device) -> None:
-    assert_values(first(torch.sinc, [0.0], device=device)[0], [0.0])
-
-
-def test_the_second_derivative_of_sinc_at_zero(device: torch.device) -> None:
-    # sinc(x) = 1 - (pi x)^2 / 6 + ...
-    assert_values(second(torch.sinc, [0.0], device=device)[0], [-(math.pi**2) / 3])
-
-
-def test_the_second_derivative_of_complex_sinc_at_zero(device: torch.device) -> None:
-    # a holomorphic first derivative: the real part of f''(0) (dx + i dy) gives conj(f''(0))
-    assert_values(second(torch.sinc, [0j], dtype=C, device=device)[0], [-(math.pi**2) / 3 + 0j])
-
-
-@pytest.mark.parametrize("x", [1e-9, 1e-4, 0.01])
-def test_the_slope_of_sinc_near_zero_loses_no_digits(x: float, device: torch.device) -> None:
-    t = math.pi * x
-    series = math.pi * (-t / 3 + t**3 / 30 - t**5 / 840 + t**7 / 45360)
-    assert_values(first(torch.sinc, [x], device=device)[0], [series])
-
-
-def test_the_slope_of_sinc_is_continuous_where_its_series_ends(device: torch.device) -> None:
-    below, above = math.nextafter(1 / math.pi, 0), math.nextafter(1 / math.pi, 1)
-    slopes = first(torch.sinc, [below, above], device=device)[0]
-    torch.testing.assert_close(slopes[0], slopes[1], rtol=1e-14, atol=0)
 
 
 def test_tanh_saturates_to_a_slope_of_zero(device: torch.device) -> None:

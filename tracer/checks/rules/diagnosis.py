@@ -126,7 +126,7 @@ def _narrow(rule: Rule, bound: Bound) -> Mistake:
 
 def _location(rule: Rule, name: str) -> str:
     """File and line of the formula of one input; of all where it is not known which."""
-    covering = [f for f in rule.formulas if name in f.wrt]
+    covering = [f for f in rule.formulas if name in f.covers]
     return ", ".join(f"{f.location} ({f.function.__name__})" for f in covering) if covering and name else rule.location
 
 
@@ -190,7 +190,7 @@ def mistake_at(bound: Bound, wanted: Sequence[int], position: int, order: int) -
 @contextmanager
 def watched(rule: Rule, main: Spelling, seen: list[Mistake]) -> Iterator[None]:
     """The rule with an eye on what its formulas return and what they do to what they are given."""
-    replaced = {f.wrt if f.joint else f.wrt[0]: _watching(f, seen) for f in rule.formulas if all(f.wrt)}
+    replaced = {f.wrt if f.joint else f.wrt[0]: _watching(f, seen) for f in rule.formulas if not f.replaced}
     with use({main.func: replaced}):  # type: ignore[dict-item]
         yield
 
@@ -238,7 +238,7 @@ def result_mistake(rule: Rule, main: Spelling, bound: Bound, error: RuleResultEr
 
         return function
 
-    replaced = {f.wrt if f.joint else f.wrt[0]: looking(f) for f in rule.formulas if all(f.wrt)}
+    replaced = {f.wrt if f.joint else f.wrt[0]: looking(f) for f in rule.formulas if not f.replaced}
     try:
         with use({main.func: replaced}):  # type: ignore[dict-item]
             differentiate(bound, leaves_of(bound.leaves, bound.able, tracked_leaf), bound.able, 1, tracked_leaf)

@@ -1,11 +1,9 @@
-"""What the rules that call fused kernels share."""
+"""Gradients that may be missing: those of a kernel's results, of which a mask says which there are, and their sums."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
-
-import torch
 
 
 def per_result(grad: Any, output_mask: Sequence[bool]) -> tuple[Any, ...]:
@@ -27,8 +25,3 @@ def total(*terms: Any) -> Any:
     for term in present[1:]:
         result = result + term
     return result
-
-
-def in_dtype_of(grad: torch.Tensor, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """``tensors`` in the dtype in which the op ran, where autocast had cast them: kernels want one dtype throughout."""
-    return tuple([t if t.dtype == grad.dtype else t.to(grad.dtype) for t in tensors])

@@ -1,0 +1,111 @@
+"""Rules that are declared, not written: the gradient passes through, is zero, or comes from the kernel's own adjoint.
+
+Each makes an ordinary rule. Its ``location`` is the line of the declaration.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from ops_registry.errors import DuplicateRuleError, RuleError
+from ops_registry.registry import RULES, backward, extend, file_rule, lock, op_name
+from ops_registry.rule import Rule
+from ops_registry.shared.conjugate import conj
+from ops_registry.signatures import signature_of
+
+
+def passes_through(*funcs: Callable[..., Any], wrt: str | tuple[str, ...] | None = None) -> None:
+    """Declare that the result's gradient is the input's as it stands (``clone``, the summands of ``add``).
+
+    ``wrt`` names the input, or several of which this holds each; the first argument when left out. The gradient is projected as
+    always: summed over broadcast axes, cast, its real part taken.
+    """
+
+    def passes_through(grad: Any) -> Any:
+        return grad
+
+    _register(passes_through, funcs, wrt)
+
+
+def zero_gradient(*funcs: Callable[..., Any], wrt: str | tuple[str, ...] | None = None) -> None:
+    """Declare that the result is floating and its derivative zero throughout (``floor``, what ``copy_`` overwrites).
+
+    The result stays part of the graph, unlike one of an op of ``no_gradient``; nothing is saved for it, and no memory is taken for the
+    zeros. ``wrt`` as for ``passes_through``.
+    """
+    _register(_zero_formula(), funcs, wrt)
+
+
+def self_adjoint(*kernels: Callable[..., Any], wrt: str) -> None:
+    """Declare that each kernel is linear in ``wrt``, and its own adjoint there: the gradient is the same kernel applied to ``grad``.
+
+    It holds for backward kernels that multiply each element of ``grad_output`` by a number made of the other arguments
+    (``threshold_backward``, ``gelu_backward``: a diagonal Jacobian), and for those with a symmetric Jacobian
+    (``_softmax_backward_data``). Complex arguments are conjugated: the adjoint of multiplying by a slope is multiplying by its
+    conjugate. It does not hold for kernels that change the shape (pooling, padding), gather (``glu_backward``) or reduce (losses).
+    """
+    for kernel in kernels:
+        _register(_adjoint_formula(kernel, wrt), (kernel,), wrt)
+
+
+def no_gradient(func: Callable[..., Any], *more: Callable[..., Any]) -> None:
+    """Declare that nothing ever flows back through the results of these functions (comparisons, ``argmax``, ``zeros_like``)."""
+    declared_at = _caller()
+    for function in (func, *more):
+        name, signature = op_name(function), signature_of(function)
+        with lock:
+            if name in RULES:
+                raise DuplicateRuleError(f"{name} already has a rule, written at {RULES[name].location}")
+            rule = Rule(name, signature, no_gradient=True, declared_at=declared_at)
+            if signature.names:
+                # Written in place (x.eq_(3)), such a result stands in a tensor that has a history: it goes on with a gradient of zero.
+                zero = _zero_formula()
+                zero.declared_at = declared_at  # type: ignore[attr-defined]
+                written = signature.names[signature.self_position]
+                rule.in_place_rule = extend(Rule(name, signature), zero, written, replacing=False)
+            file_rule(function, rule)
+
+
+def _zero_formula() -> Callable[..., Any]:
+    def zero_gradient(grad: Any) -> None:
+        return None
+
+    return zero_gradient
+
+
+def _adjoint_formula(kernel: Callable[..., Any], wrt: str) -> Callable[..., Any]:
+    signature = signature_of(kernel)
+    if wrt not in signature.names:
+        raise RuleError(f"{op_name(kernel)}({', '.join(signature.names)}) has no input '{wrt}' to be linear in")
+    by_name = [name for name in signature.names if name in signature.keyword_only]
+    count, place = len(signature.names) - len(by_name), signature.names.index(wrt)
+
+    def self_adjoint(*given: Any) -> Any:
+        values = [value if at == place else conj(value) for at, value in enumerate(given)]
+        return kernel(*values[:count], **dict(zip(by_name, values[count:], strict=True)))
+
+    # The names of the parameters say what is saved: those of the kernel, with ``grad`` in the place of what it is linear in.
+    names = ["grad" if name == wrt else name for name in signature.names]
+    self_adjoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
+    )
+    return self_adjoint
+
+
+def _register(
+    formula: Callable[..., Any], funcs: tuple[Callable[..., Any], ...], wrt: str | tuple[str, ...] | None
+) -> None:
+    formula.declared_at = _caller()  # type: ignore[attr-defined]
+    for name in wrt if isinstance(wrt, tuple) else (wrt,):
+        backward(*funcs, wrt=name)(formula)
+
+
+def _caller() -> str:
+    """``file:line`` of the first call from outside this file."""
+    frame = sys._getframe(1)
+    while frame.f_code.co_filename == __file__ and frame.f_back is not None:
+        frame = frame.f_back
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"

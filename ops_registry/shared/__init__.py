@@ -1,0 +1,1 @@
+"""What formulas of several rule files share, one subject a file."""

@@ -1,0 +1,19 @@
+"""The conjugate of tensors and numbers, which stands in most formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def conj(value: Any) -> Any:
+    """The complex conjugate of a tensor or a number; real ones, and what is neither, are returned as they are."""
+    if isinstance(value, torch.Tensor):
+        return value.conj() if value.is_complex() else value
+    return value.conjugate() if isinstance(value, complex) else value
+
+
+def scaled(grad: torch.Tensor, factor: Any) -> torch.Tensor:
+    """``grad`` times the conjugate of the number ``factor``."""
+    return grad if factor == 1 else grad * conj(factor)
