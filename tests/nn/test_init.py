@@ -55,7 +55,7 @@ def test_they_return_the_tensor_and_need_no_no_grad() -> None:
         assert nn.init.xavier_uniform_(tensor) is tensor and tensor.is_leaf
 
 
-def network() -> torch.nn.Module:
+def convolutional_network() -> torch.nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.PReLU(), nn.Flatten(), nn.Linear(4 * 36, 10, bias=False), nn.Swish()
     )
@@ -82,7 +82,7 @@ TORCHS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Any]]] = {
 @pytest.mark.parametrize("scheme", TORCHS)
 def test_a_scheme_is_torchs_initialiser_of_every_weight(scheme: str) -> None:
     options, initialise = TORCHS[scheme]
-    model, twin = network(), torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 10))
+    model, twin = convolutional_network(), torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 10))
     torch.manual_seed(0)
     nn.init.initialize_(model, scheme, **options)
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_a_scheme_is_torchs_initialiser_of_every_weight(scheme: str) -> None:
 
 
 def test_the_report_says_what_was_set() -> None:
-    report = nn.init.initialize_(network(), "kaiming_normal")
+    report = nn.init.initialize_(convolutional_network(), "kaiming_normal")
     assert [(row.name, row.shape, row.by) for row in report] == [
         ("0.weight", (4, 1, 3, 3), "kaiming_normal"),
         ("0.bias", (4,), "zeros"),
@@ -107,7 +107,7 @@ def test_the_report_says_what_was_set() -> None:
 
 
 def test_what_the_report_says_is_so() -> None:
-    model = network()
+    model = convolutional_network()
     for p in model.parameters():
         nn.init.constant_(p, 7)
     nn.init.initialize_(model, "xavier")

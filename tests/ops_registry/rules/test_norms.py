@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.checking import Case, case, cotangents, plain, rand, run_case, values
+from support.leaves import tracked
 
 import tracer
 
@@ -194,10 +195,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def tracked(data: list, device: torch.device) -> tracer.Tensor:
-    return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
 
 
 @pytest.mark.parametrize("order", [0.5, 1, 1.5, 2, 3, INF, -INF, -1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.checking import Case, case, plain, rand, run_case, values
+from support.leaves import tracked
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
@@ -123,10 +124,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def tracked(data: list, device: torch.device) -> tracer.Tensor:
-    return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
 
 
 @pytest.mark.parametrize("deviation", [torch.std, lambda x: torch.std_mean(x)[0]])

@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 from support.functions import Square
+from support.leaves import leaf
 
 import tracer
 
 
 def identity(tensor: Any) -> Any:
     return tensor
-
-
-def leaf(*values: float) -> tracer.Tensor:
-    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 def test_every_kept_tensor_is_packed_and_unpacked_once() -> None:

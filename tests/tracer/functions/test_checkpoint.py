@@ -24,7 +24,7 @@ def plainly(function: Any, *args: Any) -> Any:
     return function(*args)
 
 
-def network() -> torch.nn.Module:
+def network_with_dropout() -> torch.nn.Module:
     torch.manual_seed(0)
     return nn.track(
         torch.nn.Sequential(
@@ -39,7 +39,7 @@ def network() -> torch.nn.Module:
 
 
 def gradients(run: Checkpoint, second: bool = False) -> list[Any]:
-    model = network()
+    model = network_with_dropout()
     torch.manual_seed(1)
     x = tracer.tensor(torch.randn(5, 3), requires_grad=True)
     torch.manual_seed(2)

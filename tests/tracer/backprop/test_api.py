@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.leaves import leaf
 
 import tracer
-
-
-def leaf(*values: float) -> torch.Tensor:
-    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 def test_backward_fills_leaves() -> None:

@@ -3,37 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import weakref
 from collections.abc import Iterator
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.memory import live_tensors, no_collector
 
 import nn
 import tracer
-from tracer.graph import current
 
 
 @pytest.fixture(autouse=True)
-def no_collector() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    yield
-    gc.enable()
-
-
-def live_tensors() -> int:
-    return sum(1 for o in gc.get_objects() if issubclass(type(o), torch.Tensor))
+def without_the_collector() -> Iterator[None]:
+    with no_collector():
+        yield
 
 
 def test_a_dropped_output_frees_its_graph_at_once() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
-    y = x.exp()
-    z = (y * y).sum()
-    nodes = [weakref.ref(n) for n in current.graph.backward_order(z) if n.op != "leaf"]
+    with tracer.Graph() as graph:
+        y = x.exp()
+        z = (y * y).sum()
+    nodes = [weakref.ref(n) for n in graph.backward_order(z) if n.op != "leaf"]
     tensor = weakref.ref(y)
+    assert len(nodes) == 3 and all(n() is not None for n in nodes)
     del y, z
     assert tensor() is None and all(n() is None for n in nodes)
 

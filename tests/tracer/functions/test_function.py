@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from support import functions as f
 from support.checking import plain
+from support.memory import no_collector
 
 import tracer
 from ops_registry.errors import GlassgradError
@@ -289,16 +289,13 @@ def test_gradients_come_in_the_dtype_of_the_argument() -> None:
 
 @pytest.mark.parametrize("function", [f.SavesResult, f.KeepsResultAsAttribute, f.Square, f.ReturnsIntermediate])
 def test_a_dropped_result_frees_everything_without_the_collector(function: Any) -> None:
-    gc.disable()
-    try:
+    with no_collector():
         x = tracer.tensor([1.0], requires_grad=True)
         y = function.apply(x)
         y = y[0] if isinstance(y, tuple) else y
         node = weakref.ref(y.grad_fn)
         del y
         assert node() is None
-    finally:
-        gc.enable()
 
 
 def test_backward_releases_what_was_saved() -> None:

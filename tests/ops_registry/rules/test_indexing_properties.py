@@ -115,13 +115,13 @@ def agree(ours: tuple[Any, ...] | None, theirs: tuple[Any, ...] | None) -> None:
             assert a is b
 
 
-def leaf(values: torch.Tensor, wanted: bool, tracked: bool) -> torch.Tensor:
+def make_leaf(values: torch.Tensor, wanted: bool, tracked: bool) -> torch.Tensor:
     return tracer.track(values.clone(), wanted) if tracked else values.clone().requires_grad_(wanted)
 
 
 def read(shape: tuple[int, ...], index: Any, tracked: bool) -> tuple[Any, ...]:
     """Value, first and second derivative of a read."""
-    x = leaf(start(shape), True, tracked)
+    x = make_leaf(start(shape), True, tracked)
     y = x[index]
     (first,) = torch.autograd.grad(y, x, y * start(tuple(y.shape)), create_graph=True)
     (second,) = torch.autograd.grad(first, x, start(shape, 0.5))
@@ -130,8 +130,8 @@ def read(shape: tuple[int, ...], index: Any, tracked: bool) -> tuple[Any, ...]:
 
 def write(shape: tuple[int, ...], index: Any, value: Any, wanted: tuple[bool, bool], tracked: bool) -> tuple[Any, ...]:
     """Value and gradients of a write into a tensor that is not a leaf, or into a buffer."""
-    x = leaf(start(shape), wanted[0], tracked)
-    v = leaf(value, wanted[1], tracked) if isinstance(value, torch.Tensor) else value
+    x = make_leaf(start(shape), wanted[0], tracked)
+    v = make_leaf(value, wanted[1], tracked) if isinstance(value, torch.Tensor) else value
     y = x * 2 if wanted[0] else torch.zeros(shape, dtype=torch.float64)
     y[index] = v
     inputs = [t for t, w in zip((x, v), wanted, strict=True) if w]
