@@ -17,7 +17,7 @@ import tracer
 T = torch.Tensor
 
 
-def gradients(function: Callable[..., T], *data: T) -> tuple[list[T], list[T]]:
+def gradients_of_both(function: Callable[..., T], *data: T) -> tuple[list[T], list[T]]:
     """The gradients of the summed squares, ours and torch's."""
     found = []
     for make in (lambda t: tracer.track(t.clone(), True), lambda t: t.clone().requires_grad_()):
@@ -53,7 +53,7 @@ PACKING: dict[str, tuple[Callable[..., T], tuple[T, ...]]] = {
 
 @pytest.mark.parametrize("name", PACKING)
 def test_packed_sequences_have_torchs_gradients(name: str) -> None:
-    torch.testing.assert_close(*gradients(PACKING[name][0], *PACKING[name][1]))
+    torch.testing.assert_close(*gradients_of_both(PACKING[name][0], *PACKING[name][1]))
 
 
 # nested tensors
@@ -104,7 +104,7 @@ MKLDNN: dict[str, Callable[[T], T]] = {
 
 @pytest.mark.parametrize("name", MKLDNN)
 def test_mkldnn_tensors_have_torchs_gradients(name: str) -> None:
-    torch.testing.assert_close(*gradients(MKLDNN[name], ramp(3, 4)))
+    torch.testing.assert_close(*gradients_of_both(MKLDNN[name], ramp(3, 4)))
 
 
 def test_gradient_of_an_mkldnn_leaf_is_one_too() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import plain
-from support.training import accuracy, compare, fit
+from support.training import accuracy, compare_modules, fit
 
 import nn
 import tracer
@@ -62,7 +62,7 @@ def test_values_and_gradients_are_those_of_written_out_gates(layers: int, bias: 
     ours = nn.ConvLSTM2d(2, 3, kernel, num_layers=layers, bias=bias, dtype=torch.float64)
     x = torch.randn(2, 4, 2, 5, 6, dtype=torch.float64)
     states = [torch.randn(layers, 2, 3, 5, 6, dtype=torch.float64) for _ in range(2)]
-    compare(ours, Written(ours), [x, *states], lambda x, h, c: everything(ours(x, (h, c))))
+    compare_modules(ours, Written(ours), [x, *states], lambda x, h, c: everything(ours(x, (h, c))))
 
 
 @pytest.mark.parametrize("layers", [1, 2])

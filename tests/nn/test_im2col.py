@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checking import plain
-from support.training import accuracy, digits, fit
+from support.training import accuracy, data, digits, fit
 
 import nn
 import tracer
@@ -26,10 +26,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dilation": {"dilation": 2},
     "all": {"stride": 2, "padding": 2, "dilation": 2},
 }
-
-
-def data(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
 
 
 def by_matmul(

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import plain
-from support.training import accuracy, compare, digits, fit
+from support.training import accuracy, compare_modules, digits, fit
 
 import nn
 import tracer
@@ -40,7 +40,7 @@ def test_values_and_gradients_are_torchs(kind: dict[str, Any], masks: dict[str, 
     ours = nn.TransformerBlock(8, 2, 16, dropout=0.0, dtype=torch.float64, **kind)
     theirs = torchs(**kind)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    compare(ours, theirs, [x], lambda x: ours(x, **masks), lambda x: theirs(x, **masks))
+    compare_modules(ours, theirs, [x], lambda x: ours(x, **masks), lambda x: theirs(x, **masks))
 
 
 def test_initial_values_and_names_are_torchs() -> None:
@@ -75,7 +75,7 @@ def test_torchs_encoder_stacks_it() -> None:
     )
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     calls = [lambda x, m=m: m(x, CAUSAL, src_key_padding_mask=PADDING) for m in (ours, theirs)]
-    compare(ours, theirs, [x], *calls)
+    compare_modules(ours, theirs, [x], *calls)
 
 
 def test_another_width_is_refused() -> None:

@@ -17,16 +17,12 @@ import torch.nn.functional as F
 from support.analytic import assert_values
 from support.checking import Case, case, plain, rand, run_case
 from support.leaves import tracked
-from support.sparse import PLACES, TWICE, coo, long
+from support.sparse import PLACES, TWICE, batch, coo, csr, long
 
 import tracer
 
 COMPLEX = torch.complex128
 T = torch.Tensor
-
-
-def csr(v: T, shape: tuple[int, ...] = (2, 3)) -> T:
-    return torch.sparse_csr_tensor(long((0, 1, 3), v), long((2, 0, 2), v), v, shape)
 
 
 def csc(v: T, shape: tuple[int, ...] = (2, 3)) -> T:
@@ -39,10 +35,6 @@ def bsr(v: T) -> T:
 
 def bsc(v: T) -> T:
     return torch.sparse_bsc_tensor(long((0, 1, 1, 3), v), long((1, 0, 1), v), v, (4, 9))
-
-
-def batch(v: T) -> T:
-    return torch.sparse_csr_tensor(long(((0, 1, 3), (0, 2, 3)), v), long(((2, 0, 2), (0, 1, 1)), v), v, (2, 2, 3))
 
 
 def squares(made: T) -> T:

@@ -11,21 +11,13 @@ import torch.nn.functional as F
 from support.analytic import assert_values
 from support.checking import Case, case, plain, rand, run_case
 from support.leaves import tracked
-from support.sparse import PLACES, coo, long
+from support.sparse import PLACES, batch, coo, csr, long
 
 import nn
 import tracer
 
 COMPLEX = torch.complex128
 T = torch.Tensor
-
-
-def csr(v: T) -> T:
-    return torch.sparse_csr_tensor(long((0, 1, 3), v), long((2, 0, 2), v), v, (2, 3))
-
-
-def batch(v: T) -> T:
-    return torch.sparse_csr_tensor(long(((0, 1, 3), (0, 2, 3)), v), long(((2, 0, 2), (0, 1, 1)), v), v, (2, 2, 3))
 
 
 def gaps(v: T) -> T:

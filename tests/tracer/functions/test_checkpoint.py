@@ -38,7 +38,7 @@ def network_with_dropout() -> torch.nn.Module:
     )
 
 
-def gradients(run: Checkpoint, second: bool = False) -> list[Any]:
+def gradients_through(run: Checkpoint, second: bool = False) -> list[Any]:
     model = network_with_dropout()
     torch.manual_seed(1)
     x = tracer.tensor(torch.randn(5, 3), requires_grad=True)
@@ -59,18 +59,18 @@ def assert_same(ours: list[Any], theirs: list[Any]) -> None:
 @pytest.mark.parametrize("run", [tracer.checkpoint, reentrant])
 def test_gradients_are_those_of_the_plain_call(run: Checkpoint) -> None:
     """With batch norm, dropout (the same mask the second time) and a layer that works in place."""
-    assert_same(gradients(run), gradients(plainly))
+    assert_same(gradients_through(run), gradients_through(plainly))
 
 
 def test_torchs_own_call_is_honoured() -> None:
     def torchs(function: Any, *args: Any) -> Any:
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
-    assert_same(gradients(torchs), gradients(plainly))
+    assert_same(gradients_through(torchs), gradients_through(plainly))
 
 
 def test_second_derivatives_go_through_it() -> None:
-    assert_same(gradients(tracer.checkpoint, second=True), gradients(plainly, second=True))
+    assert_same(gradients_through(tracer.checkpoint, second=True), gradients_through(plainly, second=True))
 
 
 def test_it_nests() -> None:
@@ -80,14 +80,14 @@ def test_it_nests() -> None:
 
         return tracer.checkpoint(lambda y: inner(model[0](y)), x)
 
-    assert_same(gradients(nested), gradients(plainly))
+    assert_same(gradients_through(nested), gradients_through(plainly))
 
 
 def test_a_sequence_of_modules_in_segments() -> None:
     def sequential(model: Any, x: Any) -> Any:
         return tracer.checkpoint_sequential(model, 3, x)
 
-    assert_same(gradients(sequential), gradients(plainly))
+    assert_same(gradients_through(sequential), gradients_through(plainly))
 
 
 def count(calls: list[int]) -> Callable[[Any], Any]:
