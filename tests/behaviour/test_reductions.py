@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import given
 from hypothesis import strategies as st
 from support.checking import as_outputs, cotangents, plain
 
@@ -105,7 +105,8 @@ def assert_gradient_equals_torch(function: Callable[[torch.Tensor], Any], x: tor
     try:
         expected = as_outputs(function(native))
     except (RuntimeError, IndexError):  # an empty dimension that the op cannot reduce
-        assume(False)
+        with pytest.raises((RuntimeError, IndexError)):
+            function(ours)
         return
     got = as_outputs(function(ours))
     for a, b in zip(got, expected, strict=True):

@@ -144,7 +144,9 @@ def test_every_weight_packed_into_one_is_orthogonal_by_itself(
 ) -> None:
     module = make()
     nn.init.initialize_(module, "orthogonal")
-    for block in plain(getattr(module, name)).flatten(1).chunk(blocks):
+    found = plain(getattr(module, name)).flatten(1).chunk(blocks)
+    assert len(found) == blocks
+    for block in found:
         gram = block @ block.t() if block.shape[0] <= block.shape[1] else block.t() @ block
         torch.testing.assert_close(gram, torch.eye(len(gram)), rtol=0, atol=1e-5)
 
@@ -154,7 +156,7 @@ def test_biases_of_attention_and_recurrent_layers_are_zero() -> None:
     report = nn.init.initialize_(model, "xavier")
     biases = {name: p for name, p in model.named_parameters() if "bias" in name}
     assert len(biases) == 4 and not any(p.any() for p in biases.values())
-    assert all(row.by == "zeros" for row in report if row.name in biases)
+    assert {row.name: row.by for row in report if row.name in biases} == dict.fromkeys(biases, "zeros")
 
 
 def test_the_padding_row_of_an_embedding_is_zero() -> None:

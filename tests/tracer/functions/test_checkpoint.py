@@ -119,11 +119,18 @@ def test_nothing_inside_is_kept() -> None:
     out.sum().backward()
 
 
-def test_the_random_state_is_left_alone_where_asked() -> None:
-    x = tracer.tensor(torch.rand(50), requires_grad=True)
-    out = tracer.checkpoint(lambda y: torch.nn.functional.dropout(y, 0.5).square(), x, preserve_rng_state=False)
-    out.sum().backward()
-    assert x.grad is not None  # the second mask is another one: that is what the option says
+@pytest.mark.parametrize("preserve", [True, False])
+def test_the_random_state_is_left_alone_where_asked(preserve: bool) -> None:
+    masks: list[torch.Tensor] = []
+
+    def function(y: Any) -> Any:
+        masks.append(torch.rand(50) < 0.5)
+        return (y * masks[-1]).square()
+
+    x = tracer.tensor(torch.rand(50) + 1, requires_grad=True)
+    tracer.checkpoint(function, x, preserve_rng_state=preserve).sum().backward()
+    assert len(masks) == 2 and torch.equal(*masks) == preserve
+    torch.testing.assert_close(x.grad, 2 * x.detach() * masks[1])
 
 
 def test_an_error_in_the_second_run_reaches_the_caller_and_leaves_grad_alone() -> None:

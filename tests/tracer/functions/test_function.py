@@ -212,9 +212,7 @@ def test_each_mistake_has_an_error_that_names_the_function(function: Any, error:
 
 
 def test_an_overwritten_saved_tensor_is_named() -> None:
-    with pytest.raises(
-        tracer.OverwrittenError, match=r"the Function Square saved saved tensor 0|Square saved tensor 0"
-    ):
+    with pytest.raises(tracer.OverwrittenError, match=r"the Function Square saved .*tensor 0, a"):
         overwrites_saved(tracer.tensor([1.0, 2.0], requires_grad=True))
 
 
