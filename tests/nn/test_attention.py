@@ -86,7 +86,7 @@ def test_dropout_is_torchs() -> None:
     y = ours(x)
     torch.manual_seed(0)
     torch.testing.assert_close(plain(y), theirs(x, x, x)[0].detach())
-    assert (ours.eval()(x) == ours(x)).all()
+    assert torch.equal(ours.eval()(x), ours(x))
 
 
 def test_initial_values_and_names_are_torchs() -> None:
@@ -95,7 +95,7 @@ def test_initial_values_and_names_are_torchs() -> None:
     torch.manual_seed(0)
     theirs = torch.nn.MultiheadAttention(E, H, kdim=3)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert all((a == b).all() for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert all(type(p) is tracer.Tensor for p in ours.parameters())
 
 

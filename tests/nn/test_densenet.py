@@ -65,7 +65,7 @@ def test_channels() -> None:
     block = nn.DenseBlock(3, 5, 4)
     x = torch.randn(2, 5, 7, 7)
     y = block(x)
-    assert block.out_channels == 17 and y.shape == (2, 17, 7, 7) and (y[:, :5] == x).all()
+    assert block.out_channels == 17 and y.shape == (2, 17, 7, 7) and torch.equal(y[:, :5], x)
     assert nn.Transition(17, 8)(y).shape == (2, 8, 3, 3)
 
 

@@ -44,7 +44,7 @@ def test_torchs_initialisers_set_tracked_tensors_as_they_set_plain_ones(
         with torch.no_grad():
             initialise(init, tensor)
     assert leaf.is_leaf and leaf.requires_grad
-    assert (plain(leaf) == plain_leaf).all()
+    assert torch.equal(plain(leaf), plain_leaf)
     leaf.square().sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * plain_leaf)
 
@@ -193,10 +193,11 @@ def test_stock_modules_and_frozen_parameters() -> None:
 
 
 def test_a_generator_decides_the_values() -> None:
-    layers = [nn.Linear(3, 3), nn.Linear(3, 3)]
-    for layer in layers:
-        nn.init.initialize_(layer, "trunc_normal", generator=torch.Generator().manual_seed(1))
-    assert (layers[0].weight == layers[1].weight).all()
+    layers = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
+    for layer, seed in zip(layers, (1, 1, 2), strict=True):
+        nn.init.initialize_(layer, "trunc_normal", generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(layers[0].weight, layers[1].weight)
+    assert not torch.equal(layers[0].weight, layers[2].weight)
 
 
 def test_a_backward_that_kept_old_values_notices() -> None:
@@ -221,7 +222,7 @@ def test_names_that_it_does_not_know_are_refused(options: dict[str, str], messag
     before = plain(layer.weight).clone()
     with pytest.raises(nn.ArgumentError, match=message):
         nn.init.initialize_(layer, **options)
-    assert (layer.weight == before).all()
+    assert torch.equal(layer.weight, before)
 
 
 def test_lazy_modules_are_refused_and_nothing_is_set() -> None:
@@ -229,7 +230,7 @@ def test_lazy_modules_are_refused_and_nothing_is_set() -> None:
     before = plain(model[0].weight).clone()
     with pytest.raises(tracer.UnsupportedError, match=r"1\.weight"):
         nn.init.initialize_(model, "xavier")
-    assert (model[0].weight == before).all()
+    assert torch.equal(model[0].weight, before)
 
 
 def test_kaiming_lets_a_deep_network_learn_digits_to_80_percent_where_small_weights_do_not() -> None:

@@ -49,7 +49,7 @@ def test_initial_values_and_names_are_torchs() -> None:
     torch.manual_seed(0)
     theirs = torch.nn.TransformerEncoderLayer(8, 2, 16)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert all((a == b).all() for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert all(type(p) is tracer.Tensor for p in ours.parameters())
 
 
