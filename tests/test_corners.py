@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.corners import PROOFS, ROWS, asserts, fail_unless_run, proofs
+from support import corners
+from support.corners import ROWS, asserts, proofs
 
 
 @cache
@@ -60,15 +63,15 @@ def test_what_counts_as_an_assertion(body: str, proves: bool) -> None:
     assert asserts(ast.parse(body).body) == proves
 
 
-@pytest.mark.parametrize("when", ["setup", "call"])
-def test_a_proof_that_is_skipped_fails(when: str) -> None:
-    def outcome(path: Path, name: str, was: str = "skipped") -> str:
-        report = pytest.TestReport(name, (str(path), 1, name), {}, was, "skipped: not here", when)  # type: ignore[arg-type]
-        fail_unless_run(report, path, name)
-        return report.outcome
+@pytest.mark.parametrize("leave", [pytest.skip, pytest.xfail])
+def test_a_proof_that_does_not_run_fails(
+    leave: Callable[[str], Any], request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def outcome(call: Callable[[], Any]) -> str:
+        info = pytest.CallInfo.from_call(call, "call")
+        return request.node.ihook.pytest_runtest_makereport(item=request.node, call=info).outcome
 
-    path, name = min(PROOFS)
-    assert outcome(path, name) == "failed"
-    assert outcome(path, name, "passed") == "passed"
-    assert outcome(path, "test_of_something_else") == "skipped"
-    assert outcome(Path("elsewhere.py"), name) == "skipped"
+    assert outcome(lambda: leave("not here")) == "skipped"
+    monkeypatch.setattr(corners, "PROOFS", {(request.path, "test_a_proof_that_does_not_run_fails")})
+    assert outcome(lambda: leave("not here")) == "failed"
+    assert outcome(lambda: None) == "passed"
