@@ -104,7 +104,7 @@ def test_inference_mode_records_nothing() -> None:
     assert not y.requires_grad and y.tolist() == [2.0, 4.0]
 
 
-def test_an_inference_tensor_may_not_be_kept_as_in_torch() -> None:
+def test_an_inference_tensor_may_not_be_saved_as_in_torch() -> None:
     x = leaf32(1.0, 2.0)
     with torch.inference_mode():
         w = torch.ones(2)

@@ -33,7 +33,7 @@ def test_a_dropped_output_frees_its_graph_at_once() -> None:
     assert tensor() is None and all(n() is None for n in nodes)
 
 
-def test_backward_releases_what_rules_kept() -> None:
+def test_backward_releases_what_rules_saved() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     with tracer.Graph() as graph:
         loss = (x.exp() * x).sum()
@@ -49,7 +49,7 @@ def test_backward_releases_a_result_though_the_loss_lives_on() -> None:
     memory = weakref.ref(y.untyped_storage())
     loss = (y * y).sum()
     del y
-    assert memory() is not None, "two rules keep the result"
+    assert memory() is not None, "two rules save the result"
     loss.backward()
     assert memory() is None
 
@@ -106,14 +106,14 @@ def test_a_double_backward_leaks_nothing() -> None:
     assert live_tensors() == before
 
 
-def test_an_in_place_write_into_a_kept_input_makes_no_cycle() -> None:
+def test_an_in_place_write_into_a_saved_input_makes_no_cycle() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     before = live_tensors()
 
     def attempt() -> None:
         y = x * 1
-        z = y * x  # keeps y
-        y.add_(z)  # y's history now leads through the node that kept y
+        z = y * x  # saves y
+        y.add_(z)  # y's history now leads through the node that saved y
 
     attempt()
     assert live_tensors() == before

@@ -1,4 +1,4 @@
-"""Gradients in sparse layouts on their way: added up, filled in, kept, shown; and writes into sparse tensors."""
+"""Gradients in sparse layouts on their way: added up, filled in, saved, shown; and writes into sparse tensors."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def test_sparse_leaf_takes_a_step_of_an_optimiser(layout: str) -> None:
 
 
 @layouts
-def test_kept_sparse_tensor_that_was_overwritten_raises(layout: str) -> None:
+def test_saved_sparse_tensor_that_was_overwritten_raises(layout: str) -> None:
     x = tracer.track(X, True)
     s = sparse_leaf(layout) * 1
     y = torch.sparse.mm(s, x)

@@ -200,7 +200,7 @@ def test_a_generator_decides_the_values() -> None:
     assert not torch.equal(layers[0].weight, layers[2].weight)
 
 
-def test_a_backward_that_kept_old_values_notices() -> None:
+def test_a_backward_that_saved_old_values_notices() -> None:
     layer = nn.Linear(3, 3)
     x = tracer.tensor(torch.ones(1, 3), requires_grad=True)
     loss = layer(x).sum()

@@ -125,7 +125,7 @@ def test_a_refused_rule_leaves_the_registry_as_it_was() -> None:
     assert ops_registry.lookup(torch.tanh) is before
 
 
-def test_only_what_the_wanted_gradients_need_is_kept() -> None:
+def test_only_what_the_wanted_gradients_need_is_saved() -> None:
     x, mask = leaf(1.0, 2.0), torch.ones(2, dtype=torch.float64)
     with tracer.Graph() as graph:
         y = x * mask

@@ -110,7 +110,7 @@ def test_summary_counts_shared_memory_once() -> None:
     del y, z
 
 
-def test_remove_releases_what_the_call_kept() -> None:
+def test_remove_releases_what_the_call_saved() -> None:
     x = leaf32(1.0, 2.0)
     with tracer.Graph() as graph:
         y = x.tanh()

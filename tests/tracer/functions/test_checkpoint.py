@@ -111,7 +111,7 @@ def test_a_stretch_runs_again_once_and_stops_when_all_is_there() -> None:
     assert calls == [1, 2, 3, 1, 2]  # tanh was the last to keep something
 
 
-def test_nothing_inside_is_kept() -> None:
+def test_nothing_inside_is_saved() -> None:
     x = tracer.tensor(torch.rand(1000), requires_grad=True)
     with tracer.Graph() as graph:
         out = tracer.checkpoint(lambda y: y.exp().sin().tanh().exp(), x)

@@ -1,4 +1,4 @@
-"""Saved-tensor hooks, ours and torch's, which are the same: what is kept goes through them."""
+"""Saved-tensor hooks, ours and torch's, which are the same: what is saved goes through them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def identity(tensor: Any) -> Any:
     return tensor
 
 
-def test_every_kept_tensor_is_packed_and_unpacked_once() -> None:
+def test_every_saved_tensor_is_packed_and_unpacked_once() -> None:
     packed, unpacked = [], []
 
     def pack(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:

@@ -213,7 +213,7 @@ def test_a_real_view_of_a_complex_tensor_is_refused() -> None:
         torch.view_as_real(z).mul_(2)
 
 
-def test_a_kept_argument_that_shares_memory_with_the_target_is_noticed() -> None:
+def test_a_saved_argument_that_shares_memory_with_the_target_is_noticed() -> None:
     y = matrix() * 2
     with pytest.raises(tracer.OverwrittenError, match="mul"):
         y[0].mul_(y[0])
