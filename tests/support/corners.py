@@ -36,7 +36,7 @@ CHECKS = {"raises", "warns", "run_case", "check_differences"}
 
 
 def asserts(body: list[ast.stmt]) -> bool:
-    """Whether these statements hold something against something, whichever way they run."""
+    """Whether these statements compare something under no condition; a loop is taken to run at least once."""
     for statement in body:
         if isinstance(statement, ast.Assert):
             if any(isinstance(node, ast.Name) for node in ast.walk(statement.test)):
