@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 
 import pytest
 import torch
 import torch.testing._internal.common_utils  # puts a hypothesis profile of its own in force: here, before ours
 from hypothesis import HealthCheck, settings
+from support.corners import fail_unless_run
 
 import ops_registry
 from ops_registry.registry import RULES, TABLE, active
@@ -30,6 +31,14 @@ torch.set_num_threads(1)
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="device on which the tests run: cpu, cuda, cuda:1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A test that ``docs/corners.md`` names as a proof runs wherever the tests do."""
+    report = yield
+    fail_unless_run(report, item.path, getattr(item, "originalname", item.name))
+    return report
 
 
 @pytest.fixture

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import sys
+import importlib.util
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,11 +13,21 @@ import torch.nn.functional as F
 
 import tracer
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "examples"))
-import functions
+
+def load_example(name: str) -> ModuleType:
+    """A file of ``examples/``, under a name that no other module has."""
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
+    spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
-def leaf(*shape: int) -> tracer.Tensor:
+functions = load_example("functions")
+
+
+def random_leaf(*shape: int) -> tracer.Tensor:
     generator = torch.Generator().manual_seed(sum(shape))
     return tracer.tensor(torch.randn(shape, generator=generator, dtype=torch.float64), requires_grad=True)
 
@@ -24,9 +35,9 @@ def leaf(*shape: int) -> tracer.Tensor:
 @pytest.mark.parametrize(
     ("apply", "inputs"),
     [
-        (functions.Swish.apply, lambda: (leaf(3, 4), leaf())),
-        (functions.LogSumExp.apply, lambda: (leaf(3, 4),)),
-        (functions.LinearReLU.apply, lambda: (leaf(3, 4), leaf(2, 4), leaf(2))),
+        (functions.Swish.apply, lambda: (random_leaf(3, 4), random_leaf())),
+        (functions.LogSumExp.apply, lambda: (random_leaf(3, 4),)),
+        (functions.LinearReLU.apply, lambda: (random_leaf(3, 4), random_leaf(2, 4), random_leaf(2))),
     ],
     ids=["Swish", "LogSumExp", "LinearReLU"],
 )
@@ -36,36 +47,36 @@ def test_gradients_and_second_gradients_are_the_derivatives(apply: Any, inputs: 
 
 
 def test_swish_is_torchs_silu_at_beta_1() -> None:
-    x = leaf(5)
+    x = random_leaf(5)
     torch.testing.assert_close(functions.Swish.apply(x, torch.ones(())), F.silu(x))
 
 
 def test_logsumexp_is_torchs() -> None:
-    x = leaf(3, 4)
+    x = random_leaf(3, 4)
     torch.testing.assert_close(functions.LogSumExp.apply(x), x.logsumexp(-1, keepdim=True))
 
 
 def test_linear_relu_keeps_one_byte_an_output_beside_its_inputs() -> None:
-    x, w, b = leaf(30, 4), leaf(20, 4), leaf(20)
+    x, w, b = random_leaf(30, 4), random_leaf(20, 4), random_leaf(20)
     with tracer.Graph() as graph:
         y = functions.LinearReLU.apply(x, w, b)
     assert graph.kept_bytes() == 8 * (x.numel() + w.numel()) + y.numel()
 
 
-def gradient(apply: Any, *more: Any) -> list[float]:
+def gradient_at_four_points(apply: Any, *more: Any) -> list[float]:
     x = tracer.tensor([-2.0, -0.5, 0.5, 2.0], requires_grad=True)
     (g,) = torch.autograd.grad(apply(x, *more).sum(), x)
     return g.tolist()
 
 
 def test_the_straight_through_sign_passes_what_is_inside() -> None:
-    assert gradient(functions.StraightThroughSign.apply) == [0.0, 1.0, 1.0, 0.0]
+    assert gradient_at_four_points(functions.StraightThroughSign.apply) == [0.0, 1.0, 1.0, 0.0]
 
 
 def test_the_gradient_is_reversed_and_scaled() -> None:
-    assert gradient(functions.ReverseGradient.apply) == [-1.0] * 4
-    assert gradient(functions.ReverseGradient.apply, 3.0) == [-3.0] * 4
-    assert gradient(functions.ScaleGradient.apply, 0.5) == [0.5] * 4
+    assert gradient_at_four_points(functions.ReverseGradient.apply) == [-1.0] * 4
+    assert gradient_at_four_points(functions.ReverseGradient.apply, 3.0) == [-3.0] * 4
+    assert gradient_at_four_points(functions.ScaleGradient.apply, 0.5) == [0.5] * 4
 
 
 def test_the_gradient_is_stopped() -> None:

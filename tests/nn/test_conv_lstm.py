@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import plain
-from support.training import accuracy, compare, fit
+from support.training import accuracy, compare_modules, fit
 
 import nn
 import tracer
@@ -62,7 +62,7 @@ def test_values_and_gradients_are_those_of_written_out_gates(layers: int, bias: 
     ours = nn.ConvLSTM2d(2, 3, kernel, num_layers=layers, bias=bias, dtype=torch.float64)
     x = torch.randn(2, 4, 2, 5, 6, dtype=torch.float64)
     states = [torch.randn(layers, 2, 3, 5, 6, dtype=torch.float64) for _ in range(2)]
-    compare(ours, Written(ours), [x, *states], lambda x, h, c: everything(ours(x, (h, c))))
+    compare_modules(ours, Written(ours), [x, *states], lambda x, h, c: everything(ours(x, (h, c))))
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -74,7 +74,7 @@ def test_on_one_pixel_it_is_torchs_lstm(layers: int, bias: bool) -> None:
     theirs = torch.nn.LSTM(3, 4, layers, bias=bias, batch_first=True, dtype=torch.float64)
     assert list(ours.state_dict()) == list(theirs.state_dict())
     for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
-        assert (plain(a).flatten() == b.flatten()).all(), "the same seed gives the same parameters"
+        assert torch.equal(plain(a).flatten(), b.flatten()), "the same seed gives the same parameters"
     data = torch.randn(2, 5, 3, dtype=torch.float64)
     x, native = tracer.tensor(data, requires_grad=True), data.clone().requires_grad_()
     results = everything(ours(x[..., None, None])), everything(theirs(native))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checking import plain
-from support.training import accuracy, digits, fit
+from support.training import accuracy, data, digits, fit
 
 import nn
 import tracer
@@ -26,10 +26,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "dilation": {"dilation": 2},
     "all": {"stride": 2, "padding": 2, "dilation": 2},
 }
-
-
-def data(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
 
 
 def by_matmul(
@@ -106,9 +102,9 @@ def test_in_two_dimensions_it_is_unfold_and_fold(options: dict[str, Any]) -> Non
     both_worlds(lambda x: nn.img_to_col(x, **options), lambda x: F.unfold(x, **options), x)
     columns = F.unfold(x, **options)
     both_worlds(lambda c: nn.col_to_img(c, (8, 9), **options), lambda c: F.fold(c, (8, 9), **options), columns)
-    assert (nn.Im2Col(**options)(x) == torch.nn.Unfold(**options)(x)).all()
-    assert (nn.Col2Im((8, 9), **options)(columns) == torch.nn.Fold((8, 9), **options)(columns)).all()
-    assert (nn.col_to_img(columns[0], (8, 9), **options) == F.fold(columns[0], (8, 9), **options)).all()
+    assert torch.equal(nn.Im2Col(**options)(x), torch.nn.Unfold(**options)(x))
+    assert torch.equal(nn.Col2Im((8, 9), **options)(columns), torch.nn.Fold((8, 9), **options)(columns))
+    assert torch.equal(nn.col_to_img(columns[0], (8, 9), **options), F.fold(columns[0], (8, 9), **options))
 
 
 def test_one_dimension_by_hand() -> None:
@@ -143,13 +139,13 @@ def test_any_batch_dimensions(batch: tuple[int, ...], rank: int) -> None:
     assert nn.col_to_img(columns, image, kernel).shape == x.shape
     if x.numel():
         flat = nn.img_to_col(x.view(-1, 3, *image), kernel)
-        assert (columns.reshape(flat.shape) == flat).all()
+        assert torch.equal(columns.reshape(flat.shape), flat)
 
 
 @pytest.mark.parametrize("rank", [1, 2, 3])
 def test_with_integers_the_input_has_one_batch_dimension(rank: int) -> None:
     x = data(2, 3, *SIZES[rank])
-    assert (nn.img_to_col(x, 2, padding=1) == nn.img_to_col(x, (2,) * rank, padding=1)).all()
+    assert torch.equal(nn.img_to_col(x, 2, padding=1), nn.img_to_col(x, (2,) * rank, padding=1))
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.bool, torch.bfloat16, torch.complex128])
@@ -161,7 +157,7 @@ def test_windows_of_any_dtype(dtype: torch.dtype) -> None:
 
 def test_strided_input() -> None:
     x = data(9, 8, 3, 2).permute(3, 2, 1, 0)
-    assert (nn.img_to_col(x, (3, 2), padding=1) == F.unfold(x, (3, 2), padding=1)).all()
+    assert torch.equal(nn.img_to_col(x, (3, 2), padding=1), F.unfold(x, (3, 2), padding=1))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], type[Exception], str]] = {

@@ -44,7 +44,7 @@ def test_torchs_initialisers_set_tracked_tensors_as_they_set_plain_ones(
         with torch.no_grad():
             initialise(init, tensor)
     assert leaf.is_leaf and leaf.requires_grad
-    assert (plain(leaf) == plain_leaf).all()
+    assert torch.equal(plain(leaf), plain_leaf)
     leaf.square().sum().backward()
     torch.testing.assert_close(leaf.grad, 2 * plain_leaf)
 
@@ -55,7 +55,7 @@ def test_they_return_the_tensor_and_need_no_no_grad() -> None:
         assert nn.init.xavier_uniform_(tensor) is tensor and tensor.is_leaf
 
 
-def network() -> torch.nn.Module:
+def convolutional_network() -> torch.nn.Module:
     return nn.Sequential(
         nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.PReLU(), nn.Flatten(), nn.Linear(4 * 36, 10, bias=False), nn.Swish()
     )
@@ -82,7 +82,7 @@ TORCHS: dict[str, tuple[dict[str, Any], Callable[[torch.Tensor], Any]]] = {
 @pytest.mark.parametrize("scheme", TORCHS)
 def test_a_scheme_is_torchs_initialiser_of_every_weight(scheme: str) -> None:
     options, initialise = TORCHS[scheme]
-    model, twin = network(), torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 10))
+    model, twin = convolutional_network(), torch.nn.Sequential(torch.nn.Conv2d(1, 4, 3), torch.nn.Linear(144, 10))
     torch.manual_seed(0)
     nn.init.initialize_(model, scheme, **options)
     torch.manual_seed(0)
@@ -93,7 +93,7 @@ def test_a_scheme_is_torchs_initialiser_of_every_weight(scheme: str) -> None:
 
 
 def test_the_report_says_what_was_set() -> None:
-    report = nn.init.initialize_(network(), "kaiming_normal")
+    report = nn.init.initialize_(convolutional_network(), "kaiming_normal")
     assert [(row.name, row.shape, row.by) for row in report] == [
         ("0.weight", (4, 1, 3, 3), "kaiming_normal"),
         ("0.bias", (4,), "zeros"),
@@ -107,7 +107,7 @@ def test_the_report_says_what_was_set() -> None:
 
 
 def test_what_the_report_says_is_so() -> None:
-    model = network()
+    model = convolutional_network()
     for p in model.parameters():
         nn.init.constant_(p, 7)
     nn.init.initialize_(model, "xavier")
@@ -144,7 +144,9 @@ def test_every_weight_packed_into_one_is_orthogonal_by_itself(
 ) -> None:
     module = make()
     nn.init.initialize_(module, "orthogonal")
-    for block in plain(getattr(module, name)).flatten(1).chunk(blocks):
+    found = plain(getattr(module, name)).flatten(1).chunk(blocks)
+    assert len(found) == blocks
+    for block in found:
         gram = block @ block.t() if block.shape[0] <= block.shape[1] else block.t() @ block
         torch.testing.assert_close(gram, torch.eye(len(gram)), rtol=0, atol=1e-5)
 
@@ -154,7 +156,7 @@ def test_biases_of_attention_and_recurrent_layers_are_zero() -> None:
     report = nn.init.initialize_(model, "xavier")
     biases = {name: p for name, p in model.named_parameters() if "bias" in name}
     assert len(biases) == 4 and not any(p.any() for p in biases.values())
-    assert all(row.by == "zeros" for row in report if row.name in biases)
+    assert {row.name: row.by for row in report if row.name in biases} == dict.fromkeys(biases, "zeros")
 
 
 def test_the_padding_row_of_an_embedding_is_zero() -> None:
@@ -191,13 +193,14 @@ def test_stock_modules_and_frozen_parameters() -> None:
 
 
 def test_a_generator_decides_the_values() -> None:
-    layers = [nn.Linear(3, 3), nn.Linear(3, 3)]
-    for layer in layers:
-        nn.init.initialize_(layer, "trunc_normal", generator=torch.Generator().manual_seed(1))
-    assert (layers[0].weight == layers[1].weight).all()
+    layers = [nn.Linear(3, 3), nn.Linear(3, 3), nn.Linear(3, 3)]
+    for layer, seed in zip(layers, (1, 1, 2), strict=True):
+        nn.init.initialize_(layer, "trunc_normal", generator=torch.Generator().manual_seed(seed))
+    assert torch.equal(layers[0].weight, layers[1].weight)
+    assert not torch.equal(layers[0].weight, layers[2].weight)
 
 
-def test_a_backward_that_kept_old_values_notices() -> None:
+def test_a_backward_that_saved_old_values_notices() -> None:
     layer = nn.Linear(3, 3)
     x = tracer.tensor(torch.ones(1, 3), requires_grad=True)
     loss = layer(x).sum()
@@ -219,7 +222,7 @@ def test_names_that_it_does_not_know_are_refused(options: dict[str, str], messag
     before = plain(layer.weight).clone()
     with pytest.raises(nn.ArgumentError, match=message):
         nn.init.initialize_(layer, **options)
-    assert (layer.weight == before).all()
+    assert torch.equal(layer.weight, before)
 
 
 def test_lazy_modules_are_refused_and_nothing_is_set() -> None:
@@ -227,7 +230,7 @@ def test_lazy_modules_are_refused_and_nothing_is_set() -> None:
     before = plain(model[0].weight).clone()
     with pytest.raises(tracer.UnsupportedError, match=r"1\.weight"):
         nn.init.initialize_(model, "xavier")
-    assert (model[0].weight == before).all()
+    assert torch.equal(model[0].weight, before)
 
 
 def test_kaiming_lets_a_deep_network_learn_digits_to_80_percent_where_small_weights_do_not() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support.training import accuracy, compare, digits, fit
+from support.training import accuracy, compare_modules, digits, fit
 
 import nn
 import tracer
@@ -26,7 +26,7 @@ def test_values_and_gradients_are_torchs(shortcut: bool) -> None:
     width = 3 if shortcut else 2
     body = lambda: torch.nn.Sequential(torch.nn.Conv2d(2, width, 3, padding=1), torch.nn.Tanh())  # noqa: E731
     cut = lambda: torch.nn.Conv2d(2, width, 1) if shortcut else None  # noqa: E731
-    compare(
+    compare_modules(
         nn.Residual(body(), cut()).double(),
         Stock(body(), cut()).double(),
         [torch.randn(2, 2, 4, 4, dtype=torch.float64)],

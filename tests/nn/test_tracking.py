@@ -17,13 +17,13 @@ def network() -> torch.nn.Module:
     return torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
+def inputs_and_labels() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(16, 4), torch.randint(3, (16,))
 
 
 def train(model: torch.nn.Module, optimizer: torch.optim.Optimizer, steps: int = 5) -> list[float]:
     torch.manual_seed(1)
-    data, target = batch()
+    data, target = inputs_and_labels()
     losses = []
     for _ in range(steps):
         optimizer.zero_grad()
@@ -105,7 +105,7 @@ def test_stock_optimisers_take_the_same_steps_as_on_torchs_gradients(make, befor
 def test_lbfgs_and_its_closure() -> None:
     model = network()
     twin = copy.deepcopy(model)
-    data, target = batch()
+    data, target = inputs_and_labels()
     for m in (nn.track(model), twin):
         optimizer = torch.optim.LBFGS(m.parameters(), max_iter=5)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import plain
-from support.training import accuracy, compare, digits, fit
+from support.training import accuracy, compare_modules, digits, fit
 
 import nn
 import tracer
@@ -40,7 +40,7 @@ def test_values_and_gradients_are_torchs(kind: dict[str, Any], masks: dict[str, 
     ours = nn.TransformerBlock(8, 2, 16, dropout=0.0, dtype=torch.float64, **kind)
     theirs = torchs(**kind)
     x = torch.randn(2, 5, 8, dtype=torch.float64)
-    compare(ours, theirs, [x], lambda x: ours(x, **masks), lambda x: theirs(x, **masks))
+    compare_modules(ours, theirs, [x], lambda x: ours(x, **masks), lambda x: theirs(x, **masks))
 
 
 def test_initial_values_and_names_are_torchs() -> None:
@@ -49,7 +49,7 @@ def test_initial_values_and_names_are_torchs() -> None:
     torch.manual_seed(0)
     theirs = torch.nn.TransformerEncoderLayer(8, 2, 16)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert all((a == b).all() for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert all(type(p) is tracer.Tensor for p in ours.parameters())
 
 
@@ -75,7 +75,7 @@ def test_torchs_encoder_stacks_it() -> None:
     )
     x = torch.randn(2, 5, 8, dtype=torch.float64)
     calls = [lambda x, m=m: m(x, CAUSAL, src_key_padding_mask=PADDING) for m in (ours, theirs)]
-    compare(ours, theirs, [x], *calls)
+    compare_modules(ours, theirs, [x], *calls)
 
 
 def test_another_width_is_refused() -> None:

@@ -74,7 +74,7 @@ def test_what_belongs_to_neither_argument_nor_result_is_counted_apart() -> None:
     assert kept(lambda a: a.exp().sum(), x) == (Kept(32, 32), Kept(32, 32))
 
 
-def test_only_what_the_wanted_gradients_need_is_kept() -> None:
+def test_only_what_the_wanted_gradients_need_is_saved() -> None:
     x, y = torch.ones(4, dtype=torch.float64), torch.ones((), dtype=torch.float64)
     assert kept(torch.mul, x, y, wanted=(0,))[0] == Kept(8, 0)
     assert kept(torch.mul, x, y, wanted=(1,))[0] == Kept(32, 0)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import tracer
-from ops_registry.signatures import signature_of
 from ops_registry.spellings import ALIASES, spellings
 
 CALLS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
@@ -54,15 +53,6 @@ def test_gradients_equal_torchs(name: str) -> None:
     torch.testing.assert_close(
         torch.autograd.grad(out.square().sum(), x), torch.autograd.grad(expected.square().sum(), native)
     )
-
-
-def test_a_signature_has_the_keyword_only_arguments_too() -> None:
-    assert signature_of(torch.add).names == ("input", "other", "alpha")
-    assert signature_of(torch.add).defaults["alpha"] == 1
-
-
-def test_results_have_names() -> None:
-    assert signature_of(torch.ops.aten.max.dim).outputs == ("values", "indices")
 
 
 @pytest.mark.parametrize("name", sorted(n for n, aliases in ALIASES.items() if aliases and hasattr(torch, n)))

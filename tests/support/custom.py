@@ -1,4 +1,4 @@
-"""An op that no rule covers, whatever torch or glassgrad add: of a library of the tests' own."""
+"""Ops that no rule covers, whatever torch or glassgrad add: of a library of the tests' own; and a rule that is no op's own."""
 
 from __future__ import annotations
 
@@ -12,3 +12,8 @@ _library.impl("mystery_pair", lambda x: (x * 2, x * x), "CompositeImplicitAutogr
 
 mystery = torch.ops.glassgrad_tests.mystery
 mystery_pair = torch.ops.glassgrad_tests.mystery_pair
+
+
+def ten_times(grad: torch.Tensor) -> torch.Tensor:
+    """A rule that any op can be given, and that is right for none."""
+    return grad * 10

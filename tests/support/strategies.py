@@ -1,23 +1,16 @@
-"""Hypothesis strategies for shapes and tensors."""
+"""Shapes and tensors for properties that hypothesis tries."""
 
 from __future__ import annotations
 
 import torch
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import mutually_broadcastable_shapes
 
-sizes = st.integers(0, 3)
 
-
-@st.composite
-def broadcastable_shapes(draw: st.DrawFn, count: int, max_rank: int = 6) -> list[tuple[int, ...]]:
+def broadcastable_shapes(count: int, max_rank: int = 6) -> st.SearchStrategy[tuple[tuple[int, ...], ...]]:
     """``count`` shapes that broadcast together: ranks 0 to ``max_rank``, axes of length 0 and 1 among them."""
-    full = draw(st.lists(st.sampled_from((0, 1, 1, 2, 3)), max_size=max_rank))
-    shapes = []
-    for _ in range(count):
-        rank = draw(st.integers(0, len(full)))
-        kept = full[len(full) - rank :]
-        shapes.append(tuple(1 if draw(st.booleans()) and size != 0 else size for size in kept))
-    return shapes
+    found = mutually_broadcastable_shapes(num_shapes=count, max_dims=max_rank, min_side=0, max_side=3)
+    return found.map(lambda shapes: shapes.input_shapes)
 
 
 def tensor_of(shape: tuple[int, ...], seed: int, low: float = -2.0, high: float = 2.0) -> torch.Tensor:

@@ -25,6 +25,11 @@ def digits() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     return images[train], labels[train], images[test], labels[test]
 
 
+def data(*shape: int) -> torch.Tensor:
+    """Normally distributed float64 numbers."""
+    return torch.randn(shape, dtype=torch.float64)
+
+
 def fit(
     model: torch.nn.Module,
     inputs: torch.Tensor | Sequence[torch.Tensor],
@@ -59,7 +64,7 @@ def accuracy(model: torch.nn.Module, inputs: torch.Tensor | Sequence[torch.Tenso
 Call = Callable[..., torch.Tensor]
 
 
-def compare(
+def compare_modules(
     ours: torch.nn.Module,
     theirs: torch.nn.Module,
     inputs: Sequence[torch.Tensor],

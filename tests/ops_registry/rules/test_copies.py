@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case
+from support.results import square
 
 import tracer
 
@@ -12,10 +13,6 @@ C = torch.complex128
 aten = torch.ops.aten
 #: Conversions round: what central differences see is the rounding.
 ROUNDS = {"differences": False}
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    return x * x
 
 
 CASES = [

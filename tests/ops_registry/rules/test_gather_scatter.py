@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case, values
 from support.index_calls import on, squared
+from support.leaves import leaf
+from support.results import gradient
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
@@ -168,15 +168,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def leaf(*data: float) -> tracer.Tensor:
-    return tracer.tensor(data, dtype=torch.float64, requires_grad=True)
-
-
-def gradient(y: torch.Tensor, x: torch.Tensor) -> Any:
-    (found,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-    return found.detach().tolist()
 
 
 WRITES = {

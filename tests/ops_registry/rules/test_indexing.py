@@ -10,6 +10,8 @@ import pytest
 import torch
 from support.checking import Case, case, rand, run_case
 from support.index_calls import on, squared
+from support.leaves import leaf
+from support.results import gradient
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
@@ -299,15 +301,6 @@ CASES += [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def gradient(y: torch.Tensor, x: torch.Tensor) -> list[float]:
-    (found,) = torch.autograd.grad(y.sum(), x, retain_graph=True)
-    return found.detach().tolist()
-
-
-def leaf(*values: float) -> tracer.Tensor:
-    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 def test_an_element_read_three_times_gets_three_gradients() -> None:

@@ -7,16 +7,12 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case, values
+from support.results import square
 
 import tracer
 
 C = torch.complex128
 VF = torch._C._VariableFunctions
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    """Makes the second derivative of a linear op something other than zero."""
-    return x * x
 
 
 def squares(parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import Case, Make, case, plain, rand, run_case
+from support.layouts import transposed
 
 import tracer
 
@@ -25,11 +26,6 @@ def regular(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> M
         return rand(*shape, dtype=dtype, low=-0.4, high=0.4, seed=seed)(device) + torch.eye(shape[-1], device=device)
 
     return make
-
-
-def transposed(make: Make) -> Make:
-    """The same tensor with its last two axes swapped in memory: not contiguous."""
-    return lambda device: make(device).mT.contiguous().mT
 
 
 def factor(a: torch.Tensor, upper: bool = False) -> torch.Tensor:

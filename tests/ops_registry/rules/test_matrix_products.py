@@ -13,16 +13,12 @@ import torch.nn.functional as F
 from hypothesis import given
 from hypothesis import strategies as st
 from support.checking import Case, Make, case, plain, rand, run_case, values
+from support.layouts import transposed
 
 import tracer
 from ops_registry.rules.matrix_products import cheapest_splits
 
 C = torch.complex128
-
-
-def transposed(make: Make) -> Make:
-    """The same tensor with its last two axes swapped in memory: not contiguous."""
-    return lambda device: make(device).mT.contiguous().mT
 
 
 def expanded(make: Make, *shape: int) -> Make:

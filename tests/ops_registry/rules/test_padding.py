@@ -8,17 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.checking import Case, case, rand, run_case
+from support.results import square
 
 import tracer
 
 C = torch.complex128
 nn = torch._C._nn
 aten = torch.ops.aten
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    """Makes the second derivative of a linear op something other than zero."""
-    return x * x
 
 
 def kernel_squared(kind: str, n: int, grad: torch.Tensor, padded: torch.Tensor) -> torch.Tensor:

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case, values
-
-import tracer
+from support.leaves import tracked
 
 COMPLEX = torch.complex128
 NAN = float("nan")
@@ -101,10 +100,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def tracked(data: list, device: torch.device, dtype: torch.dtype = torch.float64) -> tracer.Tensor:
-    return tracer.track(torch.tensor(data, dtype=dtype, device=device), True)
 
 
 def test_prod_with_one_zero_gives_the_product_of_the_others_to_it(device: torch.device) -> None:

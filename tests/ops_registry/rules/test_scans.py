@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import Case, case, plain, rand, run_case, values
+from support.leaves import tracked
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
@@ -127,10 +128,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def tracked(data: list, device: torch.device) -> tracer.Tensor:
-    return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
 
 
 def test_cumprod_sees_past_a_zero(device: torch.device) -> None:

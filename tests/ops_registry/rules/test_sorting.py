@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case, values
-
-import tracer
+from support.leaves import tracked
 
 TIES = values([[1.0, 3.0, 3.0, 1.0], [2.0, 2.0, 2.0, 2.0]])
 
@@ -60,10 +59,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def tracked(data: list, device: torch.device) -> tracer.Tensor:
-    return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
 
 
 def test_sort_sends_each_cotangent_back_to_where_the_value_was(device: torch.device) -> None:

@@ -16,16 +16,13 @@ import torch
 import torch.nn.functional as F
 from support.analytic import assert_values
 from support.checking import Case, case, plain, rand, run_case
-from support.sparse import PLACES, TWICE, coo, long
+from support.leaves import tracked
+from support.sparse import PLACES, TWICE, batch, coo, csr, long
 
 import tracer
 
 COMPLEX = torch.complex128
 T = torch.Tensor
-
-
-def csr(v: T, shape: tuple[int, ...] = (2, 3)) -> T:
-    return torch.sparse_csr_tensor(long((0, 1, 3), v), long((2, 0, 2), v), v, shape)
 
 
 def csc(v: T, shape: tuple[int, ...] = (2, 3)) -> T:
@@ -38,10 +35,6 @@ def bsr(v: T) -> T:
 
 def bsc(v: T) -> T:
     return torch.sparse_bsc_tensor(long((0, 1, 1, 3), v), long((1, 0, 1), v), v, (4, 9))
-
-
-def batch(v: T) -> T:
-    return torch.sparse_csr_tensor(long(((0, 1, 3), (0, 2, 3)), v), long(((2, 0, 2), (0, 1, 1)), v), v, (2, 2, 3))
 
 
 def squares(made: T) -> T:
@@ -225,22 +218,18 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
 # constructors
 
 
-def leaf(data: Any) -> T:
-    return tracer.tensor(data, dtype=torch.float64, requires_grad=True)
-
-
 def test_sparse_tensor_made_of_tracked_values_has_a_history() -> None:
-    assert coo(leaf([1.0, 2, 3, 4])).requires_grad
-    assert csr(leaf([1.0, 2, 3])).requires_grad
+    assert coo(tracked([1.0, 2, 3, 4])).requires_grad
+    assert csr(tracked([1.0, 2, 3])).requires_grad
 
 
 def test_sparse_tensor_made_under_no_grad_has_none() -> None:
     with torch.no_grad():
-        assert not coo(leaf([1.0, 2, 3, 4])).requires_grad
+        assert not coo(tracked([1.0, 2, 3, 4])).requires_grad
 
 
 def test_requires_grad_of_the_constructor_makes_a_leaf_out_of_values_without_history() -> None:
-    made = coo(leaf([1.0, 2, 3, 4]).detach(), requires_grad=True)
+    made = coo(tracked([1.0, 2, 3, 4]).detach(), requires_grad=True)
     assert made.is_leaf
     torch.sparse.sum(made).backward()
     assert made.grad is not None
@@ -248,7 +237,7 @@ def test_requires_grad_of_the_constructor_makes_a_leaf_out_of_values_without_his
 
 
 def test_requires_grad_of_the_constructor_keeps_the_history_of_values() -> None:
-    v = leaf([1.0, 2, 3, 4])
+    v = tracked([1.0, 2, 3, 4])
     torch.sparse.sum(coo(v, requires_grad=True)).backward()
     assert_values(v.grad, [1.0, 1, 1, 1])
 
@@ -262,7 +251,7 @@ def test_values_given_in_another_dtype_get_their_gradient_in_theirs() -> None:
 
 
 def test_size_and_invariants_are_optional_in_the_constructor() -> None:
-    v = leaf([1.0, 2, 3, 4])
+    v = tracked([1.0, 2, 3, 4])
     made = torch.sparse_coo_tensor(torch.tensor(TWICE), v, check_invariants=True)
     assert made.shape == (2, 3)
     assert made.requires_grad
@@ -283,11 +272,11 @@ def test_constructor_can_be_scripted() -> None:
 def test_native_values_stay_with_torch() -> None:
     v = torch.ones(4, requires_grad=True)
     torch.sparse.sum(coo(v)).backward()
-    assert v.grad is not None
+    assert type(v.grad) is torch.Tensor and v.grad.tolist() == [1.0, 1.0, 1.0, 1.0]
 
 
 def test_values_overwritten_after_they_were_built_in_raise(device: torch.device) -> None:
-    v = leaf([1.0, 2, 3, 4]) * 1
+    v = tracked([1.0, 2, 3, 4]) * 1
     made = coo(v)
     v.mul_(2)
     with pytest.raises(tracer.OverwrittenError, match="values"):
@@ -295,10 +284,6 @@ def test_values_overwritten_after_they_were_built_in_raise(device: torch.device)
 
 
 # layouts of gradients
-
-
-def tracked(data: T) -> T:
-    return tracer.track(data.detach(), True)
 
 
 LAYOUTS: dict[str, Callable[[], T]] = {
@@ -322,7 +307,7 @@ USES: dict[str, Callable[[T], T]] = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gradient_of_a_sparse_leaf_has_the_layout_and_the_entries_that_torch_gives(layout: str, use: str) -> None:
     found = []
-    for make in (tracked, lambda t: t.detach().requires_grad_()):
+    for make in (lambda t: tracer.track(t, True), lambda t: t.detach().requires_grad_()):
         s = make(LAYOUTS[layout]())
         found.append(torch.autograd.grad(USES[use](s), s)[0])
     ours, theirs = map(plain, found)
@@ -334,7 +319,7 @@ def test_gradient_of_a_sparse_leaf_has_the_layout_and_the_entries_that_torch_giv
 
 @pytest.mark.parametrize("layout", ["coo", "csr"])
 def test_gradients_of_a_sparse_leaf_that_is_used_twice_are_added_up(layout: str) -> None:
-    s = tracked(LAYOUTS[layout]())
+    s = tracer.track(LAYOUTS[layout](), True)
     (found,) = torch.autograd.grad(s.to_dense().square().sum() + s.values().sum(), s)
     assert found.layout is s.layout
     torch.testing.assert_close(plain(found).to_dense(), (2 * s.detach()).to_dense() + pattern(s.detach()).to_dense())
@@ -342,7 +327,7 @@ def test_gradients_of_a_sparse_leaf_that_is_used_twice_are_added_up(layout: str)
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_second_derivative_by_a_sparse_leaf_is_sparse_like_it(layout: str) -> None:
-    s = tracked(LAYOUTS[layout]())
+    s = tracer.track(LAYOUTS[layout](), True)
     (first,) = torch.autograd.grad((s.values() ** 3).sum(), s, create_graph=True)
     (second,) = torch.autograd.grad(first.values().sum(), s)
     assert second.layout is s.layout
@@ -350,7 +335,7 @@ def test_second_derivative_by_a_sparse_leaf_is_sparse_like_it(layout: str) -> No
 
 
 def test_gradient_of_a_dense_tensor_is_dense_after_any_conversion() -> None:
-    x = leaf([[1.0, 0, 2], [0, 3, 0]])
+    x = tracked([[1.0, 0, 2], [0, 3, 0]])
     for made in (
         x.to_sparse(),
         x.to_sparse_csr(),
@@ -363,14 +348,14 @@ def test_gradient_of_a_dense_tensor_is_dense_after_any_conversion() -> None:
 
 
 def test_entry_that_the_gradient_lacks_gets_zero() -> None:
-    v = leaf([1.0, 2, 3, 4])
+    v = tracked([1.0, 2, 3, 4])
     cotangent = coo(torch.tensor([5.0], dtype=torch.float64), ((1,), (0,)))
     (found,) = torch.autograd.grad(coo(v), v, cotangent)
     assert_values(found, [0.0, 5, 0, 5])
 
 
 def test_gradient_with_a_place_stored_twice_is_added_up() -> None:
-    v = leaf([1.0, 2, 3, 4])
+    v = tracked([1.0, 2, 3, 4])
     cotangent = coo(torch.tensor([5.0, 7], dtype=torch.float64), ((1, 1), (0, 0)))
     (found,) = torch.autograd.grad(coo(v), v, cotangent)
     assert_values(found, [0.0, 12, 0, 12])
@@ -378,7 +363,7 @@ def test_gradient_with_a_place_stored_twice_is_added_up() -> None:
 
 @pytest.mark.parametrize("layout", ["coo", "csc", "dense"])
 def test_gradient_of_another_layout_is_read_at_the_entries(layout: str) -> None:
-    v = leaf([1.0, 2, 3])
+    v = tracked([1.0, 2, 3])
     dense = torch.arange(6.0, dtype=torch.float64).view(2, 3)
     given = {"coo": dense.to_sparse(), "csc": dense.to_sparse_csc(), "dense": dense}[layout]
     (found,) = torch.autograd.grad(csr(v), v, given)
@@ -393,8 +378,8 @@ def test_blocks_are_read_out_of_a_gradient_without_blocks() -> None:
 
 
 def test_mask_takes_no_gradient() -> None:
-    mask = tracked(coo(torch.ones(3, dtype=torch.float64), PLACES).coalesce())
-    made = leaf([[1.0, 2, 3], [4, 5, 6]]).sparse_mask(mask)
+    mask = tracer.track(coo(torch.ones(3, dtype=torch.float64), PLACES).coalesce(), True)
+    made = tracked([[1.0, 2, 3], [4, 5, 6]]).sparse_mask(mask)
     (found,) = torch.autograd.grad(made.values().sum(), mask)
     assert found.layout is torch.sparse_coo
     assert not found.to_dense().any()
@@ -404,13 +389,13 @@ def test_mask_takes_no_gradient() -> None:
 
 
 def test_underscore_values_has_no_history_as_in_torch() -> None:
-    made = coo(leaf([1.0, 2, 3, 4]))
+    made = coo(tracked([1.0, 2, 3, 4]))
     assert not made._values().requires_grad
     assert not made._indices().requires_grad
 
 
 def test_conversion_keeps_no_dense_input() -> None:
-    made = leaf([[1.0, 0], [0, 2]]).to_sparse()
+    made = tracked([[1.0, 0], [0, 2]]).to_sparse()
     assert made.grad_fn is not None
     assert not [k for k in made.grad_fn.saved or () if isinstance(k, T)]
 
@@ -419,7 +404,7 @@ def test_conversion_keeps_no_dense_input() -> None:
 
 
 def test_sum_along_no_dimension_is_the_tensor_itself() -> None:
-    v = leaf([1.0, 2, 3, 4])
+    v = tracked([1.0, 2, 3, 4])
     assert torch.equal(torch.sparse.sum(coo(v), []).to_dense().detach(), coo(v).to_dense().detach())
 
 
@@ -434,13 +419,13 @@ def test_sum_in_another_dtype() -> None:
 
 
 def test_sum_along_a_dimension_has_no_place_twice() -> None:
-    made = torch.sparse.sum(coo(leaf([1.0, 2, 3, 4])), 0)
+    made = torch.sparse.sum(coo(tracked([1.0, 2, 3, 4])), 0)
     assert made.is_coalesced()
     assert made._nnz() == 2
 
 
 def test_softmax_of_the_only_entry_of_a_row_has_no_slope() -> None:
-    v = leaf([2.0, 1, 3])
+    v = tracked([2.0, 1, 3])
     (found,) = torch.autograd.grad(torch.sparse.softmax(coo(v, PLACES), 1).to_dense()[0].sum(), v)
     assert_values(found, [0.0, 0, 0])
 
@@ -458,7 +443,7 @@ def test_softmax_in_another_dtype() -> None:
 
 
 def test_sparse_gradient_of_an_embedding_can_be_differentiated_again() -> None:
-    w = leaf([[1.0, 2], [3, 4], [5, 6]])
+    w = tracked([[1.0, 2], [3, 4], [5, 6]])
     (first,) = torch.autograd.grad(
         (F.embedding(torch.tensor([1, 0, 1]), w, sparse=True) ** 3).sum(), w, create_graph=True
     )
@@ -468,7 +453,7 @@ def test_sparse_gradient_of_an_embedding_can_be_differentiated_again() -> None:
 
 
 def test_sparse_gradient_of_a_bag_can_be_differentiated_again() -> None:
-    w = leaf([[1.0, 2], [3, 4], [5, 6]])
+    w = tracked([[1.0, 2], [3, 4], [5, 6]])
     bags = F.embedding_bag(torch.tensor([[1, 0]]), w, mode="sum", sparse=True)
     (first,) = torch.autograd.grad((bags**3).sum(), w, create_graph=True)
     (second,) = torch.autograd.grad(torch.sparse.sum(first), w)
@@ -476,7 +461,7 @@ def test_sparse_gradient_of_a_bag_can_be_differentiated_again() -> None:
 
 
 def test_sparse_tensor_can_be_copied_saved_and_loaded() -> None:
-    s = tracked(coo(torch.tensor([1.0, 2, 3]), PLACES).coalesce())
+    s = tracer.track(coo(torch.tensor([1.0, 2, 3]), PLACES).coalesce(), True)
     assert copy.deepcopy(s).requires_grad
     file = io.BytesIO()
     torch.save(s, file)

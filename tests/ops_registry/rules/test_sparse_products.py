@@ -10,21 +10,14 @@ import torch
 import torch.nn.functional as F
 from support.analytic import assert_values
 from support.checking import Case, case, plain, rand, run_case
-from support.sparse import PLACES, coo, long
+from support.leaves import tracked
+from support.sparse import PLACES, batch, coo, csr, long
 
 import nn
 import tracer
 
 COMPLEX = torch.complex128
 T = torch.Tensor
-
-
-def csr(v: T) -> T:
-    return torch.sparse_csr_tensor(long((0, 1, 3), v), long((2, 0, 2), v), v, (2, 3))
-
-
-def batch(v: T) -> T:
-    return torch.sparse_csr_tensor(long(((0, 1, 3), (0, 2, 3)), v), long(((2, 0, 2), (0, 1, 1)), v), v, (2, 2, 3))
 
 
 def gaps(v: T) -> T:
@@ -255,10 +248,6 @@ def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) ->
     run_case(c, device)
 
 
-def leaf(data: Any) -> T:
-    return tracer.tensor(data, dtype=torch.float64, requires_grad=True)
-
-
 # gradients of sparse matrices
 
 X = torch.arange(6.0, dtype=torch.float64).view(3, 2)
@@ -307,7 +296,7 @@ def test_sparse_matrix_of_torchs_autograd_gets_its_gradient() -> None:
 
 
 def test_no_entry_was_chosen_in_a_row_without_entries() -> None:
-    v, x = leaf([1.0, 2, 3]), tracer.track(X, True)
+    v, x = tracked([1.0, 2, 3]), tracer.track(X, True)
     mm(gaps(v), x, "amax")[1].sum().backward()
     assert_values(v.grad, [0.0, 0, 0])
     assert x.grad is not None
@@ -315,13 +304,13 @@ def test_no_entry_was_chosen_in_a_row_without_entries() -> None:
 
 
 def test_first_of_equal_entries_takes_the_gradient_of_a_maximum() -> None:
-    v = leaf([1.0, 2, 2])
+    v = tracked([1.0, 2, 2])
     mm(gaps(v), torch.ones(3, 1, dtype=torch.float64), "amax")[2].backward()
     assert_values(v.grad, [0.0, 1, 0])
 
 
 def test_maximum_over_no_entries_at_all_has_no_slope() -> None:
-    none = torch.sparse_csr_tensor([0, 0, 0], [], leaf([]), (2, 3))
+    none = torch.sparse_csr_tensor([0, 0, 0], [], tracked([]), (2, 3))
     x = tracer.track(X, True)
     mm(none, x, "amax").sum().backward()
     assert x.grad is not None
@@ -329,14 +318,14 @@ def test_maximum_over_no_entries_at_all_has_no_slope() -> None:
 
 
 def test_reduction_is_intercepted_under_its_own_name_too() -> None:
-    v, x = leaf([1.0, 2, 3]), tracer.track(X, True)
+    v, x = tracked([1.0, 2, 3]), tracer.track(X, True)
     out, chosen = torch._C._sparse._sparse_mm_reduce_impl(gaps(v), x, "amin")
     assert out.requires_grad
     assert not chosen.requires_grad
 
 
 def test_addmm_without_beta_does_not_read_its_input() -> None:
-    b, v = leaf([[float("nan")] * 2] * 2), leaf([1.0, 2, 3, 4])
+    b, v = tracked([[float("nan")] * 2] * 2), tracked([1.0, 2, 3, 4])
     out = addmm(b, coo(v), X, beta=0)
     out.sum().backward()
     assert_values(b.grad, [[0.0, 0], [0, 0]])
@@ -346,7 +335,7 @@ def test_addmm_without_beta_does_not_read_its_input() -> None:
 def test_no_dense_product_is_made_for_the_gradient_of_a_sparse_factor() -> None:
     # Rows and columns in the millions: a dense product would have 10^13 elements.
     size = 3_000_000
-    v = leaf([1.0, 2])
+    v = tracked([1.0, 2])
     made = torch.sparse_coo_tensor([[0, size - 1], [5, 7]], v, (size, size))
     x = torch.ones(size, 1, dtype=torch.float64)
     mm(made, x)[-1].sum().backward()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.analytic import assert_values, first
 from support.checking import Case, case, plain, rand, run_case, values
+from support.leaves import tracked
 
 import tracer
 from ops_registry.errors import UnsupportedCallError
@@ -156,10 +157,6 @@ CASES = [
 @pytest.mark.parametrize("c", CASES, ids=str)
 def test_gradients_equal_torch_and_differences(c: Case, device: torch.device) -> None:
     run_case(c, device)
-
-
-def tracked(data: list, device: torch.device) -> tracer.Tensor:
-    return tracer.track(torch.tensor(data, dtype=torch.float64, device=device), True)
 
 
 def test_median_of_all_shares_ties(device: torch.device) -> None:

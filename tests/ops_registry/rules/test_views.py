@@ -5,17 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 from support.checking import Case, case, rand, run_case
+from support.results import square
 
 import tracer
 from ops_registry.rules.views import write_region
 
 C = torch.complex128
 aten = torch.ops.aten
-
-
-def square(x: torch.Tensor) -> torch.Tensor:
-    """Makes the second derivative of a linear op something other than zero."""
-    return x * x
 
 
 CASES = [

@@ -43,22 +43,12 @@ BINARY: dict[str, tuple[Callable[..., torch.Tensor], tuple[float, float], tuple[
 }
 
 
-def broadcast_possible(function: Callable[..., torch.Tensor], data: list[torch.Tensor]) -> bool:
-    try:
-        function(*data)
-    except RuntimeError:
-        return False
-    return True
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", BINARY)
 @given(shapes=broadcastable_shapes(2), seed=st.integers(0, 1000))
-def test_binary_ops_broadcast(name: str, shapes: list[tuple[int, ...]], seed: int) -> None:
+def test_binary_ops_broadcast(name: str, shapes: tuple[tuple[int, ...], ...], seed: int) -> None:
     function, left, right = BINARY[name]
     data = [tensor_of(shapes[0], seed, *left), tensor_of(shapes[1], seed + 1, *right)]
-    if name == "lerp" and not broadcast_possible(function, data):
-        return
     ours, theirs = [tracer.tensor(d, requires_grad=True) for d in data], [d.clone().requires_grad_() for d in data]
     out, expected = function(*ours), function(*theirs)
     torch.testing.assert_close(out.detach().as_subclass(torch.Tensor), expected.detach())
@@ -70,7 +60,7 @@ def test_binary_ops_broadcast(name: str, shapes: list[tuple[int, ...]], seed: in
 
 
 @given(shapes=broadcastable_shapes(3), seed=st.integers(0, 1000))
-def test_ternary_ops_broadcast(shapes: list[tuple[int, ...]], seed: int) -> None:
+def test_ternary_ops_broadcast(shapes: tuple[tuple[int, ...], ...], seed: int) -> None:
     data = [tensor_of(s, seed + i, 0.5, 2.0) for i, s in enumerate(shapes)]
     for function in (torch.addcmul, torch.addcdiv, lambda a, b, c: torch.where(a > 1, b, c) * a):
         ours, theirs = [tracer.tensor(d, requires_grad=True) for d in data], [d.clone().requires_grad_() for d in data]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -12,7 +13,7 @@ import ops_registry
 import tracer
 
 
-def leaf(*values: float) -> torch.Tensor:
+def filled_leaf(*values: float) -> torch.Tensor:
     x = tracer.tensor(values, dtype=torch.float64, requires_grad=True)
     x.grad = torch.full_like(x.detach(), 7.0)
     return x
@@ -131,8 +132,9 @@ def hooked(x: torch.Tensor) -> None:
 
 
 def removed(x: torch.Tensor) -> None:
-    y = x * x
-    tracer.graph_of(y).remove(y)
+    with tracer.Graph() as graph:
+        y = x * x
+    graph.remove(y)
     y.sum().backward()
 
 
@@ -140,7 +142,7 @@ def removed(x: torch.Tensor) -> None:
 def test_misuse_raises_and_leaves_grad_alone(
     act: Callable[[torch.Tensor], object], error: type[Exception], says: str
 ) -> None:
-    x = leaf(1.0, 2.0)
+    x = filled_leaf(1.0, 2.0)
     with pytest.raises(error, match=f"(?s){says}") as raised:
         act(x)
     assert isinstance(raised.value, RuntimeError) and isinstance(raised.value, ops_registry.GlassgradError)
@@ -149,7 +151,7 @@ def test_misuse_raises_and_leaves_grad_alone(
 
 
 def test_a_missing_rule_names_the_users_line_when_lines_are_recorded() -> None:
-    x = leaf(1.0, 2.0)
+    x = filled_leaf(1.0, 2.0)
     with tracer.Graph(record_lines=True):
         y = mystery(x, 3.0)  # the line
     with pytest.raises(tracer.MissingRuleError, match=r"test_misuse\.py:\d+"):
@@ -160,17 +162,18 @@ def test_an_error_inside_a_rule_says_which_op_it_was() -> None:
     def broken(grad: torch.Tensor) -> torch.Tensor:
         raise ValueError("no idea")
 
-    x = leaf(1.0, 2.0)
+    x = filled_leaf(1.0, 2.0)
     with ops_registry.use({torch.tanh: broken}):
         y = x.tanh()
     with pytest.raises(ValueError, match="no idea") as raised:
         y.sum().backward()
-    notes = getattr(raised.value, "__notes__", ["the backward rule of tanh"])
-    assert any("tanh" in note for note in notes)
+    notes = getattr(raised.value, "__notes__", [])
+    assert len(notes) == (sys.version_info >= (3, 11)), "Python 3.10 has no notes"
+    assert all("raised by the backward rule of tanh" in note for note in notes)
 
 
 def test_a_failed_backward_of_a_shared_graph_fills_no_leaf() -> None:
-    x, w = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    x, w = filled_leaf(1.0, 2.0), filled_leaf(3.0, 4.0)
     y = x * w
     y.register_hook(lambda g: 1 / 0)
     with pytest.raises(ZeroDivisionError):

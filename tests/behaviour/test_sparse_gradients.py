@@ -1,4 +1,4 @@
-"""Gradients in sparse layouts on their way: added up, filled in, kept, shown; and writes into sparse tensors."""
+"""Gradients in sparse layouts on their way: added up, filled in, saved, shown; and writes into sparse tensors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def made(layout: str) -> T:
     return csr if layout == "csr" else csr.to_sparse_csc()
 
 
-def leaf(layout: str) -> T:
+def sparse_leaf(layout: str) -> T:
     return tracer.track(made(layout), True)
 
 
@@ -43,7 +43,7 @@ layouts = pytest.mark.parametrize("layout", ["coo", "csr"])
 
 @layouts
 def test_dense_gradient_of_a_sparse_leaf_is_filled_in_as_it_is(layout: str) -> None:
-    s = leaf(layout)
+    s = sparse_leaf(layout)
     dense_loss(s).backward()
     assert s.grad is not None
     assert torch.equal(s.grad, DENSE)
@@ -54,7 +54,7 @@ def test_dense_gradient_of_a_sparse_leaf_is_filled_in_as_it_is(layout: str) -> N
 @layouts
 @pytest.mark.parametrize("order", ["dense first", "sparse first"])
 def test_dense_and_sparse_gradients_of_one_leaf_accumulate_to_a_dense_one(layout: str, order: str) -> None:
-    s = leaf(layout)
+    s = sparse_leaf(layout)
     losses = (dense_loss, sparse_loss) if order == "dense first" else (sparse_loss, dense_loss)
     for loss in losses:
         loss(s).backward()
@@ -65,7 +65,7 @@ def test_dense_and_sparse_gradients_of_one_leaf_accumulate_to_a_dense_one(layout
 @layouts
 @pytest.mark.parametrize("order", ["dense first", "sparse first"])
 def test_dense_and_sparse_gradients_meet_in_one_pass(layout: str, order: str) -> None:
-    s = leaf(layout)
+    s = sparse_leaf(layout)
     losses = (dense_loss, sparse_loss) if order == "dense first" else (sparse_loss, dense_loss)
     (found,) = torch.autograd.grad(losses[0](s) + losses[1](s) + losses[0](s), s)
     assert torch.equal(found, DENSE * (1 + (order == "dense first")) + SPARSE * (1 + (order == "sparse first")))
@@ -73,7 +73,7 @@ def test_dense_and_sparse_gradients_meet_in_one_pass(layout: str, order: str) ->
 
 @layouts
 def test_sparse_gradients_accumulate_in_the_tensor_that_is_there(layout: str) -> None:
-    s = leaf(layout)
+    s = sparse_leaf(layout)
     sparse_loss(s).backward()
     before: Any = s.grad
     sparse_loss(s).backward()
@@ -108,7 +108,7 @@ def test_dense_gradient_of_a_native_sparse_leaf_with_hooks_raises() -> None:
 def test_gradients_that_torch_cannot_add_raise() -> None:
     values = tracer.track(torch.ones(2, 3), True)
     batch = torch.sparse_csr_tensor([[0, 1, 3], [0, 2, 3]], [[2, 0, 2], [0, 1, 1]], values, (2, 2, 3))
-    s = leaf("csc")
+    s = sparse_leaf("csc")
     for tensor in (batch, s):
         with pytest.raises(tracer.UnsupportedError, match="no sum"):
             (tensor.to_dense().sum() + tensor.values().sum()).backward()
@@ -116,7 +116,7 @@ def test_gradients_that_torch_cannot_add_raise() -> None:
 
 @layouts
 def test_filled_gradient_shares_no_memory_with_the_one_given(layout: str) -> None:
-    s, given = leaf(layout), torch.ones(3)
+    s, given = sparse_leaf(layout), torch.ones(3)
     s.values().backward(given)
     given.mul_(5)
     assert s.grad is not None
@@ -135,7 +135,7 @@ def test_gradient_of_a_csr_factor_multiplied_by_a_number_reaches_the_number() ->
 
 @layouts
 def test_recorded_write_into_a_sparse_tensor_raises_and_writes_nothing(layout: str) -> None:
-    s = leaf(layout) * 1
+    s = sparse_leaf(layout) * 1
     with pytest.raises(tracer.UnsupportedError, match="mul_ writes into a tensor of layout"):
         s.mul_(2)
     assert s.detach().values().tolist() == [1, 2, 3]
@@ -143,14 +143,14 @@ def test_recorded_write_into_a_sparse_tensor_raises_and_writes_nothing(layout: s
 
 @layouts
 def test_recorded_write_into_the_values_of_a_sparse_tensor_raises(layout: str) -> None:
-    s = leaf(layout) * 1
+    s = sparse_leaf(layout) * 1
     with pytest.raises(tracer.UnsupportedError, match="mul_ writes into a tensor of layout"):
         s.values().mul_(2)
 
 
 @layouts
 def test_sparse_leaf_can_be_written_under_no_grad(layout: str) -> None:
-    s = leaf(layout)
+    s = sparse_leaf(layout)
     with torch.no_grad():
         s.mul_(2)
     assert s.detach().to_dense().tolist() == [[0, 0, 2], [4, 0, 6]]
@@ -159,16 +159,16 @@ def test_sparse_leaf_can_be_written_under_no_grad(layout: str) -> None:
 
 @layouts
 def test_sparse_leaf_takes_a_step_of_an_optimiser(layout: str) -> None:
-    s = leaf(layout)
+    s = sparse_leaf(layout)
     sparse_loss(s).backward()
     torch.optim.SGD([s], 0.5).step()
     assert s.detach().to_dense().tolist() == [[0, 0, 0], [1, 0, 2]]
 
 
 @layouts
-def test_kept_sparse_tensor_that_was_overwritten_raises(layout: str) -> None:
+def test_saved_sparse_tensor_that_was_overwritten_raises(layout: str) -> None:
     x = tracer.track(X, True)
-    s = leaf(layout) * 1
+    s = sparse_leaf(layout) * 1
     y = torch.sparse.mm(s, x)
     with torch.no_grad():
         s.mul_(2)
@@ -182,7 +182,7 @@ def test_kept_sparse_tensor_that_was_overwritten_raises(layout: str) -> None:
 @layouts
 def test_graph_counts_the_bytes_of_indices_and_values(layout: str) -> None:
     with tracer.Graph() as graph:
-        y = torch.sparse.mm(leaf(layout), X.requires_grad_(False))
+        y = torch.sparse.mm(sparse_leaf(layout), X.requires_grad_(False))
     indices = 6  # two for each entry; or one for each, and one for each row and the end
     assert graph.kept_bytes() == 8 * indices + 4 * 3 + 4 * X.numel()
     assert graph.digraph.num_nodes() == 2

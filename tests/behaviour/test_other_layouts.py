@@ -17,7 +17,7 @@ import tracer
 T = torch.Tensor
 
 
-def gradients(function: Callable[..., T], *data: T) -> tuple[list[T], list[T]]:
+def gradients_of_both(function: Callable[..., T], *data: T) -> tuple[list[T], list[T]]:
     """The gradients of the summed squares, ours and torch's."""
     found = []
     for make in (lambda t: tracer.track(t.clone(), True), lambda t: t.clone().requires_grad_()):
@@ -53,7 +53,7 @@ PACKING: dict[str, tuple[Callable[..., T], tuple[T, ...]]] = {
 
 @pytest.mark.parametrize("name", PACKING)
 def test_packed_sequences_have_torchs_gradients(name: str) -> None:
-    torch.testing.assert_close(*gradients(PACKING[name][0], *PACKING[name][1]))
+    torch.testing.assert_close(*gradients_of_both(PACKING[name][0], *PACKING[name][1]))
 
 
 # nested tensors
@@ -61,18 +61,18 @@ def test_packed_sequences_have_torchs_gradients(name: str) -> None:
 JAGGED = {"layout": torch.jagged}
 
 
-def tracked() -> T:
+def ones() -> T:
     return tracer.track(torch.ones(2, 3), True)
 
 
 NESTED: dict[str, Callable[[], Any]] = {
-    "made of a list": lambda: torch.nested.as_nested_tensor([tracked(), tracked()]),
-    "made of a list, jagged": lambda: torch.nested.as_nested_tensor([tracked(), tracked()], **JAGGED),
-    "made of a tensor": lambda: torch.nested.as_nested_tensor(tracked().unsqueeze(0), **JAGGED),
-    "made of values": lambda: torch.nested.nested_tensor_from_jagged(tracked(), torch.tensor([0, 1, 2])),
-    "narrowed": lambda: torch.nested.narrow(tracked(), 1, torch.tensor([0, 1]), torch.tensor([2, 2]), **JAGGED),
-    "on the right": lambda: tracked() * torch.nested.nested_tensor([torch.ones(2, 3)], **JAGGED),
-    "on the left": lambda: F.linear(torch.nested.nested_tensor([torch.ones(2, 3)], **JAGGED), tracked()),
+    "made of a list": lambda: torch.nested.as_nested_tensor([ones(), ones()]),
+    "made of a list, jagged": lambda: torch.nested.as_nested_tensor([ones(), ones()], **JAGGED),
+    "made of a tensor": lambda: torch.nested.as_nested_tensor(ones().unsqueeze(0), **JAGGED),
+    "made of values": lambda: torch.nested.nested_tensor_from_jagged(ones(), torch.tensor([0, 1, 2])),
+    "narrowed": lambda: torch.nested.narrow(ones(), 1, torch.tensor([0, 1]), torch.tensor([2, 2]), **JAGGED),
+    "on the right": lambda: ones() * torch.nested.nested_tensor([torch.ones(2, 3)], **JAGGED),
+    "on the left": lambda: F.linear(torch.nested.nested_tensor([torch.ones(2, 3)], **JAGGED), ones()),
     "a leaf": lambda: tracer.track(torch.nested.nested_tensor([torch.ones(2, 3)]), True),
     "a jagged leaf": lambda: tracer.track(torch.nested.nested_tensor([torch.ones(2, 3)], **JAGGED), True),
 }
@@ -87,8 +87,8 @@ def test_nested_tensor_that_would_lose_a_gradient_raises(name: str) -> None:
 def test_nested_tensors_work_where_no_gradient_is_wanted() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2, 3)], **JAGGED)
     with torch.no_grad():
-        assert (nested * tracked()[0]).is_nested
-    assert (nested * tracked()[0].detach()).is_nested
+        assert (nested * ones()[0]).is_nested
+    assert (nested * ones()[0].detach()).is_nested
 
 
 # MKL-DNN
@@ -104,7 +104,7 @@ MKLDNN: dict[str, Callable[[T], T]] = {
 
 @pytest.mark.parametrize("name", MKLDNN)
 def test_mkldnn_tensors_have_torchs_gradients(name: str) -> None:
-    torch.testing.assert_close(*gradients(MKLDNN[name], ramp(3, 4)))
+    torch.testing.assert_close(*gradients_of_both(MKLDNN[name], ramp(3, 4)))
 
 
 def test_gradient_of_an_mkldnn_leaf_is_one_too() -> None:
@@ -117,7 +117,7 @@ def test_gradient_of_an_mkldnn_leaf_is_one_too() -> None:
 
 
 def test_recorded_write_into_an_mkldnn_tensor_raises() -> None:
-    m = tracked().to_mkldnn()
+    m = ones().to_mkldnn()
     with pytest.raises(tracer.UnsupportedError, match="relu_ writes into"):
         m.relu_()
 
@@ -126,7 +126,7 @@ def test_recorded_write_into_an_mkldnn_tensor_raises() -> None:
 
 
 def test_quantized_tensor_has_no_history_as_in_torch() -> None:
-    for x in (tracked(), torch.ones(2, 3, requires_grad=True)):
+    for x in (ones(), torch.ones(2, 3, requires_grad=True)):
         assert not torch.quantize_per_tensor(x, 0.1, 0, torch.qint8).dequantize().requires_grad
 
 

@@ -24,7 +24,7 @@ def plainly(function: Any, *args: Any) -> Any:
     return function(*args)
 
 
-def network() -> torch.nn.Module:
+def network_with_dropout() -> torch.nn.Module:
     torch.manual_seed(0)
     return nn.track(
         torch.nn.Sequential(
@@ -38,8 +38,8 @@ def network() -> torch.nn.Module:
     )
 
 
-def gradients(run: Checkpoint, second: bool = False) -> list[Any]:
-    model = network()
+def gradients_through(run: Checkpoint, second: bool = False) -> list[Any]:
+    model = network_with_dropout()
     torch.manual_seed(1)
     x = tracer.tensor(torch.randn(5, 3), requires_grad=True)
     torch.manual_seed(2)
@@ -59,18 +59,18 @@ def assert_same(ours: list[Any], theirs: list[Any]) -> None:
 @pytest.mark.parametrize("run", [tracer.checkpoint, reentrant])
 def test_gradients_are_those_of_the_plain_call(run: Checkpoint) -> None:
     """With batch norm, dropout (the same mask the second time) and a layer that works in place."""
-    assert_same(gradients(run), gradients(plainly))
+    assert_same(gradients_through(run), gradients_through(plainly))
 
 
 def test_torchs_own_call_is_honoured() -> None:
     def torchs(function: Any, *args: Any) -> Any:
         return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=False)
 
-    assert_same(gradients(torchs), gradients(plainly))
+    assert_same(gradients_through(torchs), gradients_through(plainly))
 
 
 def test_second_derivatives_go_through_it() -> None:
-    assert_same(gradients(tracer.checkpoint, second=True), gradients(plainly, second=True))
+    assert_same(gradients_through(tracer.checkpoint, second=True), gradients_through(plainly, second=True))
 
 
 def test_it_nests() -> None:
@@ -80,14 +80,14 @@ def test_it_nests() -> None:
 
         return tracer.checkpoint(lambda y: inner(model[0](y)), x)
 
-    assert_same(gradients(nested), gradients(plainly))
+    assert_same(gradients_through(nested), gradients_through(plainly))
 
 
 def test_a_sequence_of_modules_in_segments() -> None:
     def sequential(model: Any, x: Any) -> Any:
         return tracer.checkpoint_sequential(model, 3, x)
 
-    assert_same(gradients(sequential), gradients(plainly))
+    assert_same(gradients_through(sequential), gradients_through(plainly))
 
 
 def count(calls: list[int]) -> Callable[[Any], Any]:
@@ -111,7 +111,7 @@ def test_a_stretch_runs_again_once_and_stops_when_all_is_there() -> None:
     assert calls == [1, 2, 3, 1, 2]  # tanh was the last to keep something
 
 
-def test_nothing_inside_is_kept() -> None:
+def test_nothing_inside_is_saved() -> None:
     x = tracer.tensor(torch.rand(1000), requires_grad=True)
     with tracer.Graph() as graph:
         out = tracer.checkpoint(lambda y: y.exp().sin().tanh().exp(), x)
@@ -119,11 +119,18 @@ def test_nothing_inside_is_kept() -> None:
     out.sum().backward()
 
 
-def test_the_random_state_is_left_alone_where_asked() -> None:
-    x = tracer.tensor(torch.rand(50), requires_grad=True)
-    out = tracer.checkpoint(lambda y: torch.nn.functional.dropout(y, 0.5).square(), x, preserve_rng_state=False)
-    out.sum().backward()
-    assert x.grad is not None  # the second mask is another one: that is what the option says
+@pytest.mark.parametrize("preserve", [True, False])
+def test_the_random_state_is_left_alone_where_asked(preserve: bool) -> None:
+    masks: list[torch.Tensor] = []
+
+    def function(y: Any) -> Any:
+        masks.append(torch.rand(50) < 0.5)
+        return (y * masks[-1]).square()
+
+    x = tracer.tensor(torch.rand(50) + 1, requires_grad=True)
+    tracer.checkpoint(function, x, preserve_rng_state=preserve).sum().backward()
+    assert len(masks) == 2 and torch.equal(*masks) == preserve
+    torch.testing.assert_close(x.grad, 2 * x.detach() * masks[1])
 
 
 def test_an_error_in_the_second_run_reaches_the_caller_and_leaves_grad_alone() -> None:

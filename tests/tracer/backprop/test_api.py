@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+from support.leaves import leaf
 
 import tracer
-
-
-def leaf(*values: float) -> torch.Tensor:
-    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 def test_backward_fills_leaves() -> None:
@@ -18,52 +15,10 @@ def test_backward_fills_leaves() -> None:
     assert x.grad.tolist() == [2.0, 4.0]
 
 
-def test_a_second_backward_adds_the_same_amount() -> None:
-    # karpathy/micrograd#102, pytorch/pytorch#6959
-    x = leaf(2.0)
-    y = x * x
-    z = (y * y).sum()
-    z.backward(retain_graph=True)
-    first = x.grad.clone()
-    z.backward()
-    assert first.tolist() == [32.0] and x.grad.tolist() == [64.0]
-
-
-def test_a_diamond_counts_every_path() -> None:
-    a, b = leaf(2.0), leaf(3.0)
-    c, d = a + b, a * b
-    ((c + d) + (c * d)).backward()
-    assert a.grad.tolist() == [1 + 3 + (6 + 5 * 3)] and b.grad.tolist() == [1 + 2 + (6 + 5 * 2)]
-
-
 def test_gradient_argument_is_the_cotangent() -> None:
     x = leaf(1.0, 2.0)
     (x * 3).backward(torch.tensor([1.0, 10.0], dtype=torch.float64))
     assert x.grad.tolist() == [3.0, 30.0]
-
-
-def test_gradients_of_two_leaves_fed_by_one_do_not_share_memory() -> None:
-    # pytorch/pytorch#34082
-    x, y, seed = leaf(1.0, 2.0), leaf(3.0, 4.0), torch.ones(2, dtype=torch.float64)
-    (x + y).backward(seed)
-    x.grad.mul_(10)
-    assert x.grad.tolist() == [10, 10] and y.grad.tolist() == [1, 1] and seed.tolist() == [1, 1]
-
-
-def test_gradient_through_views_does_not_share_memory() -> None:
-    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
-    z = x.view(1, 2) + y
-    z.backward(torch.ones(1, 2, dtype=torch.float64))
-    x.grad.mul_(10)
-    assert y.grad.tolist() == [1, 1]
-
-
-def test_hooks_that_stash_the_gradient_do_not_share_memory_with_grad() -> None:
-    x, seen = leaf(1.0), []
-    x.register_hook(lambda g: seen.append(g))
-    (x * 2).backward()
-    x.grad.zero_()
-    assert seen[0].tolist() == [2.0]
 
 
 def test_inputs_restricts_what_is_filled() -> None:
@@ -106,15 +61,6 @@ def test_grad_of_several_outputs_adds_up() -> None:
     assert g.tolist() == [20.0 + 6.0]
 
 
-def test_grad_visits_only_what_leads_to_the_inputs() -> None:
-    x, w = leaf(1.0), leaf(2.0)
-    called = []
-    h = x * 2
-    h.register_hook(lambda g: called.append(1))
-    torch.autograd.grad(h * w, w)
-    assert not called
-
-
 def test_allow_unused_gives_none_and_materialize_gives_zeros() -> None:
     x, y = leaf(1.0), leaf(2.0)
     assert torch.autograd.grad((x * 2).sum(), [x, y], allow_unused=True)[1] is None
@@ -155,27 +101,6 @@ def test_create_graph_gives_higher_derivatives() -> None:
     assert [first.item(), second.item(), third.item()] == [32.0, 48.0, 48.0]
 
 
-def test_create_graph_in_backward_makes_grad_differentiable() -> None:
-    x = leaf(2.0)
-    (x**3).backward(create_graph=True)
-    (second,) = torch.autograd.grad(x.grad, x)
-    assert second.item() == 12.0
-    x.grad = None
-
-
-def test_a_gradient_inside_the_differentiated_function() -> None:
-    x, y = leaf(3.0), leaf(2.0)
-    (inner,) = torch.autograd.grad((x * y * y).sum(), y, create_graph=True)
-    (outer,) = torch.autograd.grad((x * inner).sum(), x)
-    assert outer.item() == 24.0
-
-
-def test_gradients_are_plain_without_create_graph() -> None:
-    x = leaf(1.0)
-    (x * 2).backward()
-    assert type(x.grad) is torch.Tensor and not x.grad.requires_grad
-
-
 def test_gradients_have_the_dtype_of_their_leaf() -> None:
     a = tracer.tensor(2.0, dtype=torch.float64, requires_grad=True)
     b = tracer.tensor([3.0, 4.0], dtype=torch.float32, requires_grad=True)
@@ -189,77 +114,6 @@ def test_the_real_leaf_of_a_complex_product_gets_a_real_gradient() -> None:
     z = torch.tensor([1 + 2j], dtype=torch.complex128)
     (a * z).real.sum().backward()
     assert a.grad.dtype == torch.float64 and a.grad.tolist() == [1.0]
-
-
-def test_grad_has_the_layout_of_a_transposed_leaf() -> None:
-    data = torch.randn(3, 4, dtype=torch.float64).t()
-    x, native = tracer.track(data, True), data.clone(memory_format=torch.preserve_format).requires_grad_()
-    (x * 2).sum().backward()
-    (native * 2).sum().backward()
-    assert x.grad.stride() == native.grad.stride()
-
-
-def test_a_leaf_that_is_gone_needs_no_gradient() -> None:
-    x, y = leaf(1.0), leaf(2.0)
-    z = x * y
-    del x
-    z.backward()
-    assert y.grad.tolist() == [1.0]
-
-
-def test_a_backward_inside_a_hook_is_a_pass_of_its_own() -> None:
-    x, w = leaf(2.0), leaf(5.0)
-    y, inner = x * 3, (w * w).sum()
-    y.register_hook(lambda g: inner.backward())
-    y.sum().backward()
-    assert w.grad.tolist() == [10.0] and x.grad.tolist() == [3.0]
-
-
-def test_a_deep_chain_needs_no_recursion() -> None:
-    # karpathy/micrograd#68
-    x = leaf(1.0)
-    y = x
-    for _ in range(20_000):
-        y = y + x
-    y.backward()
-    assert x.grad.tolist() == [20_001.0]
-    del y
-
-
-def test_grad_mode_is_what_it_was_after_a_failed_backward() -> None:
-    x = leaf(1.0)
-    y = x * 2
-    y.register_hook(lambda g: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        y.backward()
-    assert torch.is_grad_enabled()
-
-
-def test_a_gradient_of_zero_is_zeros_and_not_none() -> None:
-    x = leaf(1.5, 2.5)
-    (x * 3).floor().sum().backward()
-    assert x.grad.tolist() == [0.0, 0.0]
-
-
-def test_a_zero_gradient_adds_nothing_where_another_arrives() -> None:
-    x = leaf(1.5, 2.5)
-    y = x * 3
-    (y.floor() + y).sum().backward()
-    assert x.grad.tolist() == [3.0, 3.0]
-
-
-def test_a_hook_sees_a_zero_gradient() -> None:
-    x, seen = leaf(1.5), []
-    y = x * 3
-    y.register_hook(seen.append)
-    y.floor().sum().backward()
-    assert [g.tolist() for g in seen] == [[0.0]]
-
-
-def test_grad_of_zero_is_zeros_for_results_too() -> None:
-    x = leaf(1.5)
-    y = x * 3
-    assert [g.tolist() for g in torch.autograd.grad(y.floor().sum(), [y, x])] == [[0.0], [0.0]]
 
 
 def test_a_batch_of_cotangents_gives_a_stack_of_gradients() -> None:

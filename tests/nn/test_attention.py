@@ -9,16 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.checking import plain
-from support.training import accuracy, compare, digits, fit
+from support.training import accuracy, compare_modules, data, digits, fit
 
 import nn
 import tracer
 
 N, L, S, E, H = 2, 5, 3, 8, 2
-
-
-def data(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, dtype=torch.float64)
 
 
 def torchs(embed_dim: int = E, heads: int = H, **kwargs: Any) -> torch.nn.MultiheadAttention:
@@ -41,7 +37,7 @@ MASKS: dict[str, dict[str, torch.Tensor]] = {
 @pytest.mark.parametrize("bias", [True, False])
 def test_self_attention_is_torchs(masks: dict[str, torch.Tensor], bias: bool) -> None:
     theirs = torchs(bias=bias)
-    compare(
+    compare_modules(
         ours := nn.SelfAttention(E, H, bias=bias, dtype=torch.float64),
         theirs,
         [data(N, L, E)],
@@ -53,7 +49,7 @@ def test_self_attention_is_torchs(masks: dict[str, torch.Tensor], bias: bool) ->
 @pytest.mark.parametrize("average", [True, False])
 def test_the_weights_are_torchs(average: bool) -> None:
     theirs = torchs()
-    compare(
+    compare_modules(
         ours := nn.SelfAttention(E, H, dtype=torch.float64),
         theirs,
         [data(N, L, E)],
@@ -67,7 +63,7 @@ def test_the_weights_are_torchs(average: bool) -> None:
 def test_cross_attention_is_torchs(widths: dict[str, int], bias: bool) -> None:
     theirs = torchs(bias=bias, **widths)
     padding = torch.tensor([[False, True, False], [False, False, True]])
-    compare(
+    compare_modules(
         ours := nn.CrossAttention(E, H, bias=bias, dtype=torch.float64, **widths),
         theirs,
         [data(N, L, E), data(N, S, widths.get("kdim", E)), data(N, S, widths.get("vdim", E))],
@@ -90,7 +86,7 @@ def test_dropout_is_torchs() -> None:
     y = ours(x)
     torch.manual_seed(0)
     torch.testing.assert_close(plain(y), theirs(x, x, x)[0].detach())
-    assert (ours.eval()(x) == ours(x)).all()
+    assert torch.equal(ours.eval()(x), ours(x))
 
 
 def test_initial_values_and_names_are_torchs() -> None:
@@ -99,7 +95,7 @@ def test_initial_values_and_names_are_torchs() -> None:
     torch.manual_seed(0)
     theirs = torch.nn.MultiheadAttention(E, H, kdim=3)
     assert list(ours.state_dict()) == list(theirs.state_dict())
-    assert all((a == b).all() for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), theirs.parameters(), strict=True))
     assert all(type(p) is tracer.Tensor for p in ours.parameters())
 
 
@@ -170,7 +166,9 @@ def test_every_step_stands_in_the_graph() -> None:
 def test_second_derivatives() -> None:
     attention = nn.SelfAttention(4, 2, dtype=torch.float64)
     x = data(2, 3, 4)
-    torch.testing.assert_close(second(attention, x, tracer.tensor), second(twin_of(attention), x, native_leaf))
+    torch.testing.assert_close(
+        second_derivative(attention, x, tracer.tensor), second_derivative(twin_of(attention), x, native_leaf)
+    )
 
 
 def twin_of(attention: nn.SelfAttention) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -183,7 +181,7 @@ def native_leaf(values: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     return values.clone().requires_grad_(requires_grad)
 
 
-def second(function: Any, values: torch.Tensor, make: Any) -> torch.Tensor:
+def second_derivative(function: Any, values: torch.Tensor, make: Any) -> torch.Tensor:
     x = make(values, requires_grad=True)
     (first,) = torch.autograd.grad(function(x).square().sum(), x, create_graph=True)
     first.square().sum().backward()

@@ -130,7 +130,7 @@ def test_optimisers_write_leaves_under_no_grad() -> None:
     assert x.item() == 0.5 and x.is_leaf and x.requires_grad
 
 
-def test_overwriting_what_no_rule_kept_is_fine() -> None:
+def test_overwriting_what_no_rule_saved_is_fine() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     y = x * 2
     z = y + 1
@@ -139,7 +139,7 @@ def test_overwriting_what_no_rule_kept_is_fine() -> None:
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
 
 
-def test_overwriting_what_a_rule_kept_is_fine_where_its_gradient_is_zero() -> None:
+def test_overwriting_what_a_rule_saved_is_fine_where_its_gradient_is_zero() -> None:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     y = x * 1
     z = y.sin().round()  # nothing flows through round, so the rule of sin is not asked
@@ -148,7 +148,7 @@ def test_overwriting_what_a_rule_kept_is_fine_where_its_gradient_is_zero() -> No
     assert x.grad is not None and x.grad.tolist() == [0.0, 0.0]
 
 
-def test_overwriting_another_region_of_what_a_rule_kept_raises_as_in_torch() -> None:
+def test_overwriting_another_region_of_what_a_rule_saved_raises_as_in_torch() -> None:
     # pytorch/pytorch#114505
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     y = x.clone()

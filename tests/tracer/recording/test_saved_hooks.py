@@ -1,4 +1,4 @@
-"""Saved-tensor hooks, ours and torch's, which are the same: what is kept goes through them."""
+"""Saved-tensor hooks, ours and torch's, which are the same: what is saved goes through them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from support.functions import Square
+from support.leaves import leaf
 
 import tracer
 
@@ -15,11 +16,7 @@ def identity(tensor: Any) -> Any:
     return tensor
 
 
-def leaf(*values: float) -> tracer.Tensor:
-    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
-
-
-def test_every_kept_tensor_is_packed_and_unpacked_once() -> None:
+def test_every_saved_tensor_is_packed_and_unpacked_once() -> None:
     packed, unpacked = [], []
 
     def pack(tensor: torch.Tensor) -> tuple[int, torch.Tensor]:
@@ -43,7 +40,7 @@ def test_the_hooks_see_tensors_without_history() -> None:
     x = leaf(1.0)
     with torch.autograd.graph.saved_tensors_hooks(lambda t: seen.append(t) or t, identity):
         y = (x * 2).exp()
-    assert all(type(t) is torch.Tensor and not t.requires_grad for t in seen) and y.requires_grad
+    assert [(type(t), t.requires_grad) for t in seen] == [(torch.Tensor, False)] and y.requires_grad
 
 
 def test_values_may_change_form_on_the_way() -> None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
+from support.leaves import leaf
+from support.memory import no_collector
 
 import tracer
-
-
-def leaf(*values: float) -> torch.Tensor:
-    return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
 def test_a_hook_sees_the_complete_gradient() -> None:
@@ -144,19 +144,13 @@ def test_a_prehook_of_a_node_may_replace_the_gradient() -> None:
 
 
 def test_hooks_make_no_cycle() -> None:
-    import gc
-    import weakref
-
     x = leaf(1.0)
     y = x * 2
     y.register_hook(lambda g: g)
     alive = weakref.ref(y.grad_fn)
-    gc.disable()
-    try:
+    with no_collector():
         del y
         assert alive() is None
-    finally:
-        gc.enable()
 
 
 def test_grad_adds_to_what_a_tensor_retains_and_shares_no_memory_with_what_it_returns() -> None:

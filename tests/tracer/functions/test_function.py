@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +10,7 @@ import pytest
 import torch
 from support import functions as f
 from support.checking import plain
+from support.memory import no_collector
 
 import tracer
 from ops_registry.errors import GlassgradError
@@ -20,7 +20,7 @@ Leaf = Callable[..., Any]
 PASS, RAISE = "pass", "raise"
 
 
-def first(function: Callable[..., Any]) -> Callable[[Any], Any]:
+def once(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """The gradient of ``function``, whose results are weighted, at a leaf."""
 
     def run(x: Any) -> Any:
@@ -33,7 +33,7 @@ def first(function: Callable[..., Any]) -> Callable[[Any], Any]:
     return run
 
 
-def second(function: Callable[..., Any]) -> Callable[[Any], Any]:
+def twice(function: Callable[..., Any]) -> Callable[[Any], Any]:
     """The second derivative: the gradient of the first one's weighted sum."""
 
     def run(x: Any) -> Any:
@@ -103,60 +103,60 @@ def needs(x: Any) -> Any:
 
 #: What is done, what torch does with it, what we do. Where torch passes and we raise, torch's answer is wrong (see below).
 TABLE: list[tuple[str, Callable[[Any], Any], str, str]] = [
-    ("square", first(f.Square.apply), PASS, PASS),
-    ("square, twice", second(f.Square.apply), PASS, PASS),
-    ("setup_context and a default", first(f.Cube.apply), PASS, PASS),
-    ("setup_context, twice", second(lambda x: f.Cube.apply(x, 3.0)), PASS, PASS),
-    ("setup_context, by keyword", first(lambda x: f.Cube.apply(x, scale=3.0)), PASS, PASS),
-    ("saved result, twice", second(f.SavesResult.apply), PASS, PASS),
-    ("result as an attribute, twice", second(f.KeepsResultAsAttribute.apply), PASS, PASS),
-    ("input as an attribute, twice", second(f.KeepsInputAsAttribute.apply), PASS, PASS),
-    ("intermediate returned, twice", second(f.ReturnsIntermediate.apply), PASS, PASS),
-    ("several results", first(f.SinAndCos.apply), PASS, PASS),
-    ("several results, twice", second(f.SinAndCos.apply), PASS, PASS),
-    ("one of several results used", first(lambda x: f.SinAndCos.apply(x)[1]), PASS, PASS),
+    ("square", once(f.Square.apply), PASS, PASS),
+    ("square, twice", twice(f.Square.apply), PASS, PASS),
+    ("setup_context and a default", once(f.Cube.apply), PASS, PASS),
+    ("setup_context, twice", twice(lambda x: f.Cube.apply(x, 3.0)), PASS, PASS),
+    ("setup_context, by keyword", once(lambda x: f.Cube.apply(x, scale=3.0)), PASS, PASS),
+    ("saved result, twice", twice(f.SavesResult.apply), PASS, PASS),
+    ("result as an attribute, twice", twice(f.KeepsResultAsAttribute.apply), PASS, PASS),
+    ("input as an attribute, twice", twice(f.KeepsInputAsAttribute.apply), PASS, PASS),
+    ("intermediate returned, twice", twice(f.ReturnsIntermediate.apply), PASS, PASS),
+    ("several results", once(f.SinAndCos.apply), PASS, PASS),
+    ("several results, twice", twice(f.SinAndCos.apply), PASS, PASS),
+    ("one of several results used", once(lambda x: f.SinAndCos.apply(x)[1]), PASS, PASS),
     ("gradients not materialised", unused_result, PASS, PASS),
-    ("results that are not differentiable", first(f.MaskAndIndex.apply), PASS, PASS),
-    ("in place, marked dirty", first(lambda x: f.DoubleInPlace.apply(x * 1)), PASS, PASS),
-    ("in place, saved after the write", second(lambda x: f.SavesWhatItWrote.apply(x * 1)), PASS, PASS),
+    ("results that are not differentiable", once(f.MaskAndIndex.apply), PASS, PASS),
+    ("in place, marked dirty", once(lambda x: f.DoubleInPlace.apply(x * 1)), PASS, PASS),
+    ("in place, saved after the write", twice(lambda x: f.SavesWhatItWrote.apply(x * 1)), PASS, PASS),
     ("in place on a view, marked dirty", dirty_view, PASS, PASS),
-    ("input returned as it is", first(f.Identity.apply), PASS, PASS),
-    ("view of the input returned", first(f.OneElement.apply), PASS, PASS),
-    ("needs_input_grad", first(needs), PASS, PASS),
-    ("vjp", first(f.Vjp.apply), PASS, PASS),
-    ("gradient of the broadcast shape", first(broadcast), PASS, PASS),
-    ("None beyond the arguments", first(f.TooManyNones.apply), PASS, PASS),
+    ("input returned as it is", once(f.Identity.apply), PASS, PASS),
+    ("view of the input returned", once(f.OneElement.apply), PASS, PASS),
+    ("needs_input_grad", once(needs), PASS, PASS),
+    ("vjp", once(f.Vjp.apply), PASS, PASS),
+    ("gradient of the broadcast shape", once(broadcast), PASS, PASS),
+    ("None beyond the arguments", once(f.TooManyNones.apply), PASS, PASS),
     ("None as the gradient", no_gradient_given, PASS, PASS),
-    ("once_differentiable", first(f.Once.apply), PASS, PASS),
-    ("random mask saved, twice", second(f.RandomMask.apply), PASS, PASS),
-    ("once_differentiable, twice", second(f.Once.apply), RAISE, RAISE),
-    ("backward and vjp", first(f.BackwardAndVjp.apply), RAISE, RAISE),
-    ("too few gradients", first(lambda x: f.TooFewGradients.apply(x, x)), RAISE, RAISE),
-    ("too many gradients", first(f.TooManyGradients.apply), RAISE, RAISE),
-    ("gradient of a wrong shape", first(f.WrongShape.apply), RAISE, RAISE),
-    ("gradient for a number", first(f.GradientForNumber.apply), RAISE, RAISE),
-    ("gradient that is no tensor", first(f.NotATensor.apply), RAISE, RAISE),
-    ("number saved for backward", first(f.SavesNumber.apply), RAISE, RAISE),
-    ("dirty and not returned", first(lambda x: f.DirtyNotReturned.apply(x * 1)), RAISE, RAISE),
-    ("leaf written in place", first(f.DoubleInPlace.apply), RAISE, RAISE),
+    ("once_differentiable", once(f.Once.apply), PASS, PASS),
+    ("random mask saved, twice", twice(f.RandomMask.apply), PASS, PASS),
+    ("once_differentiable, twice", twice(f.Once.apply), RAISE, RAISE),
+    ("backward and vjp", once(f.BackwardAndVjp.apply), RAISE, RAISE),
+    ("too few gradients", once(lambda x: f.TooFewGradients.apply(x, x)), RAISE, RAISE),
+    ("too many gradients", once(f.TooManyGradients.apply), RAISE, RAISE),
+    ("gradient of a wrong shape", once(f.WrongShape.apply), RAISE, RAISE),
+    ("gradient for a number", once(f.GradientForNumber.apply), RAISE, RAISE),
+    ("gradient that is no tensor", once(f.NotATensor.apply), RAISE, RAISE),
+    ("number saved for backward", once(f.SavesNumber.apply), RAISE, RAISE),
+    ("dirty and not returned", once(lambda x: f.DirtyNotReturned.apply(x * 1)), RAISE, RAISE),
+    ("leaf written in place", once(f.DoubleInPlace.apply), RAISE, RAISE),
     ("saved tensor overwritten", overwrites_saved, RAISE, RAISE),
     ("backward a second time", backward_twice, RAISE, RAISE),
     ("write into an input returned as it is", writes_into_identity, RAISE, RAISE),
     ("write into a view that was returned", writes_into_view, RAISE, RAISE),
     ("write under a view that was returned", writes_under_view, RAISE, RAISE),
-    ("intermediate saved, twice", second(f.HiddenIntermediate.apply), PASS, RAISE),
-    ("intermediate as an attribute, twice", second(f.HiddenAttribute.apply), PASS, RAISE),
-    ("intermediate in a buffer, twice", second(f.HiddenInBuffer.apply), PASS, RAISE),
-    ("backward under no_grad in part, twice", second(f.NoGradInBackward.apply), PASS, RAISE),
-    ("backward under no_grad, twice", second(f.AllNoGradInBackward.apply), RAISE, RAISE),
-    ("input changed without mark_dirty", first(lambda x: f.ChangesInput.apply(x * 1)), PASS, RAISE),
-    ("gradient changed in place", first(f.ChangesGradient.apply), PASS, RAISE),
-    ("gradient changed in place, by a Function of torch's", first(f.ChangesGradientTorchs.apply), PASS, PASS),
-    ("shared gradient changed in place", first(lambda x: f.ChangesGradientTorchs.apply(x) + x), PASS, RAISE),
+    ("intermediate saved, twice", twice(f.HiddenIntermediate.apply), PASS, RAISE),
+    ("intermediate as an attribute, twice", twice(f.HiddenAttribute.apply), PASS, RAISE),
+    ("intermediate in a buffer, twice", twice(f.HiddenInBuffer.apply), PASS, RAISE),
+    ("backward under no_grad in part, twice", twice(f.NoGradInBackward.apply), PASS, RAISE),
+    ("backward under no_grad, twice", twice(f.AllNoGradInBackward.apply), RAISE, RAISE),
+    ("input changed without mark_dirty", once(lambda x: f.ChangesInput.apply(x * 1)), PASS, RAISE),
+    ("gradient changed in place", once(f.ChangesGradient.apply), PASS, RAISE),
+    ("gradient changed in place, by a Function of torch's", once(f.ChangesGradientTorchs.apply), PASS, PASS),
+    ("shared gradient changed in place", once(lambda x: f.ChangesGradientTorchs.apply(x) + x), PASS, RAISE),
 ]
 
 
-def outcome(program: Callable[[Any], Any], leaf: Any) -> Any:
+def value_or_error(program: Callable[[Any], Any], leaf: Any) -> Any:
     try:
         return plain(program(leaf))
     except (RuntimeError, TypeError, AttributeError) as error:
@@ -168,8 +168,8 @@ def test_the_table_of_what_passes_and_what_raises(
     name: str, program: Callable[[Any], Any], theirs: str, ours: str
 ) -> None:
     start = torch.tensor([0.5, -1.5], dtype=torch.float64)
-    native = outcome(program, start.clone().requires_grad_())
-    tracked = outcome(program, tracer.tensor(start, requires_grad=True))
+    native = value_or_error(program, start.clone().requires_grad_())
+    tracked = value_or_error(program, tracer.tensor(start, requires_grad=True))
     assert isinstance(native, Exception) == (theirs == RAISE), native
     assert isinstance(tracked, Exception) == (ours == RAISE), tracked
     if theirs == ours == PASS:
@@ -183,7 +183,7 @@ def test_where_torch_answers_and_we_raise_torch_is_wrong(name: str) -> None:
     program = next(row[1] for row in TABLE if row[0] == name)
     start = torch.tensor([0.5, -1.5], dtype=torch.float64)
     hides_exp = "no_grad" in name
-    truth = second(torch.exp if hides_exp else lambda x: x.exp().sin())(start.clone().requires_grad_())
+    truth = twice(torch.exp if hides_exp else lambda x: x.exp().sin())(start.clone().requires_grad_())
     assert not torch.allclose(program(start.clone().requires_grad_()), truth)
 
 
@@ -212,9 +212,7 @@ def test_each_mistake_has_an_error_that_names_the_function(function: Any, error:
 
 
 def test_an_overwritten_saved_tensor_is_named() -> None:
-    with pytest.raises(
-        tracer.OverwrittenError, match=r"the Function Square saved saved tensor 0|Square saved tensor 0"
-    ):
+    with pytest.raises(tracer.OverwrittenError, match=r"the Function Square saved .*tensor 0, a"):
         overwrites_saved(tracer.tensor([1.0, 2.0], requires_grad=True))
 
 
@@ -289,16 +287,13 @@ def test_gradients_come_in_the_dtype_of_the_argument() -> None:
 
 @pytest.mark.parametrize("function", [f.SavesResult, f.KeepsResultAsAttribute, f.Square, f.ReturnsIntermediate])
 def test_a_dropped_result_frees_everything_without_the_collector(function: Any) -> None:
-    gc.disable()
-    try:
+    with no_collector():
         x = tracer.tensor([1.0], requires_grad=True)
         y = function.apply(x)
         y = y[0] if isinstance(y, tuple) else y
         node = weakref.ref(y.grad_fn)
         del y
         assert node() is None
-    finally:
-        gc.enable()
 
 
 def test_backward_releases_what_was_saved() -> None:

@@ -12,7 +12,7 @@ import nn
 import tracer
 
 
-def leaf() -> tracer.Tensor:
+def leaf_after_backward() -> tracer.Tensor:
     x = tracer.tensor([1.0, 2.0], requires_grad=True)
     x.sum().backward()
     return x
@@ -31,7 +31,7 @@ TARGETS = {
 @pytest.mark.parametrize("make", TARGETS.values(), ids=TARGETS)
 @pytest.mark.parametrize("set_to_none", [True, False])
 def test_everything_that_holds_tensors(make: Any, set_to_none: bool) -> None:
-    x, model = leaf(), nn.Linear(2, 2)
+    x, model = leaf_after_backward(), nn.Linear(2, 2)
     model(torch.ones(1, 2)).sum().backward()
     gradients = [t.grad for t in (x, *model.parameters())]
     nn.zero_grad(make(x, model), set_to_none)

@@ -7,7 +7,7 @@ from collections import OrderedDict
 import pytest
 import torch
 import torch.nn.functional as F
-from support.training import accuracy, compare, digits, fit
+from support.training import accuracy, compare_modules, digits, fit
 
 import nn
 
@@ -42,7 +42,7 @@ class StockBlock(torch.nn.ModuleDict):
 @pytest.mark.parametrize("training", [True, False])
 def test_values_and_gradients_are_torchs(training: bool) -> None:
     ours, theirs = nn.DenseBlock(3, 4, 2, bn_size=3), StockBlock(3, 4, 2, 3)
-    compare(
+    compare_modules(
         ours.double().train(training),
         theirs.double().train(training),
         [torch.randn(2, 4, 5, 6, dtype=torch.float64)],
@@ -58,14 +58,14 @@ def test_a_transition_is_torchs_sequential() -> None:
             pool=torch.nn.AvgPool2d(2),
         )
     )
-    compare(nn.Transition(4, 2).double(), theirs.double(), [torch.randn(2, 4, 5, 6, dtype=torch.float64)])
+    compare_modules(nn.Transition(4, 2).double(), theirs.double(), [torch.randn(2, 4, 5, 6, dtype=torch.float64)])
 
 
 def test_channels() -> None:
     block = nn.DenseBlock(3, 5, 4)
     x = torch.randn(2, 5, 7, 7)
     y = block(x)
-    assert block.out_channels == 17 and y.shape == (2, 17, 7, 7) and (y[:, :5] == x).all()
+    assert block.out_channels == 17 and y.shape == (2, 17, 7, 7) and torch.equal(y[:, :5], x)
     assert nn.Transition(17, 8)(y).shape == (2, 8, 3, 3)
 
 

@@ -1,0 +1,96 @@
+"""Filling ``.grad``: added to what is there, in memory that nobody else knows."""
+
+from __future__ import annotations
+
+import torch
+from support.leaves import leaf
+
+import tracer
+
+
+def test_a_second_backward_adds_the_same_amount() -> None:
+    # karpathy/micrograd#102, pytorch/pytorch#6959
+    x = leaf(2.0)
+    y = x * x
+    z = (y * y).sum()
+    z.backward(retain_graph=True)
+    first = x.grad.clone()
+    z.backward()
+    assert first.tolist() == [32.0] and x.grad.tolist() == [64.0]
+
+
+def test_gradients_of_two_leaves_fed_by_one_do_not_share_memory() -> None:
+    # pytorch/pytorch#34082
+    x, y, seed = leaf(1.0, 2.0), leaf(3.0, 4.0), torch.ones(2, dtype=torch.float64)
+    (x + y).backward(seed)
+    x.grad.mul_(10)
+    assert x.grad.tolist() == [10, 10] and y.grad.tolist() == [1, 1] and seed.tolist() == [1, 1]
+
+
+def test_gradient_through_views_does_not_share_memory() -> None:
+    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    z = x.view(1, 2) + y
+    z.backward(torch.ones(1, 2, dtype=torch.float64))
+    x.grad.mul_(10)
+    assert y.grad.tolist() == [1, 1]
+
+
+def test_hooks_that_stash_the_gradient_do_not_share_memory_with_grad() -> None:
+    x, seen = leaf(1.0), []
+    x.register_hook(lambda g: seen.append(g))
+    (x * 2).backward()
+    x.grad.zero_()
+    assert seen[0].tolist() == [2.0]
+
+
+def test_create_graph_in_backward_makes_grad_differentiable() -> None:
+    x = leaf(2.0)
+    (x**3).backward(create_graph=True)
+    (second,) = torch.autograd.grad(x.grad, x)
+    assert second.item() == 12.0
+    x.grad = None
+
+
+def test_gradients_are_plain_without_create_graph() -> None:
+    x = leaf(1.0)
+    (x * 2).backward()
+    assert type(x.grad) is torch.Tensor and not x.grad.requires_grad
+
+
+def test_grad_has_the_layout_of_a_transposed_leaf() -> None:
+    data = torch.randn(3, 4, dtype=torch.float64).t()
+    x, native = tracer.track(data, True), data.clone(memory_format=torch.preserve_format).requires_grad_()
+    (x * 2).sum().backward()
+    (native * 2).sum().backward()
+    assert x.grad.stride() == native.grad.stride()
+
+
+def test_a_gradient_is_added_in_place_to_what_is_there() -> None:
+    # optimisers and data-parallel buckets hold on to the tensor
+    x = leaf(1.0, 2.0)
+    x.grad = before = torch.full((2,), 10.0, dtype=torch.float64)
+    (x * 2).sum().backward()
+    assert x.grad is before and before.tolist() == [12.0, 12.0]
+
+
+def test_a_recorded_gradient_leaves_what_is_there_unchanged() -> None:
+    x = leaf(1.0, 2.0)
+    x.grad = before = torch.full((2,), 10.0, dtype=torch.float64)
+    (x * x).sum().backward(create_graph=True)
+    assert before.tolist() == [10.0, 10.0] and x.grad.tolist() == [12.0, 14.0]
+    x.grad = None
+
+
+def test_an_expanded_gradient_gets_memory_of_its_own() -> None:
+    x = leaf(1.0, 2.0)
+    x.sum().backward()
+    x.grad[0] = 5.0
+    assert x.grad.tolist() == [5.0, 1.0]
+
+
+def test_grad_has_the_memory_format_of_its_leaf() -> None:
+    data = torch.rand(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    x, native = tracer.track(data, True), data.clone(memory_format=torch.preserve_format).requires_grad_()
+    for image in (x, native):
+        (image.contiguous() * 2).sum().backward()
+    assert x.grad.stride() == native.grad.stride() == data.stride()
