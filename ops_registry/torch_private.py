@@ -85,6 +85,9 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
 
+#: ``register_script_builtin(function, "aten::name")``: TorchScript takes ``function`` for that op of torch's.
+register_script_builtin: Callable[[Callable[..., Any], str], None] = torch.jit._builtins._register_builtin
+
 #: The class of nested tensors in torch's jagged layout, which answers every call that it takes part in.
 NestedTensor: Any = torch.nested._internal.nested_tensor.NestedTensor
 

@@ -18,12 +18,13 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    register_script_builtin,
 )
 from tracer.backprop.api import backward, backward_of, grad
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
-from tracer.recording.borders import recording_script, refusing_tracked
+from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
 from tracer.recording.intercept import intercept
 from tracer.tracked_tensor import HANDLERS, Tensor
 
@@ -36,6 +37,8 @@ class Change:
     name: str
     value: Any
     reason: str
+    #: The op of torch's that TorchScript is to take the value for, where it is one.
+    script_name: str = ""
 
 
 CHANGES: tuple[Change, ...] = (
@@ -73,6 +76,16 @@ CHANGES: tuple[Change, ...] = (
         TrackedUndefinedGrad,
         "torch's own gradcheck takes gradients away with a call that works on native tensors only",
     ),
+    *(
+        Change(
+            torch,
+            name,
+            intercepted(getattr(torch, name), position),
+            "torch's constructors of sparse tensors intercept nothing: the history of the values would be cut",
+            f"aten::{name}",
+        )
+        for name, position in SPARSE_CONSTRUCTORS.items()
+    ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(
         Change(
@@ -98,4 +111,6 @@ def install() -> None:
     """Make the changes."""
     for change in CHANGES:
         setattr(change.owner, change.name, change.value)
+        if change.script_name:
+            register_script_builtin(change.value, change.script_name)
     HANDLERS.update(ANSWERED)

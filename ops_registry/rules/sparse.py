@@ -4,11 +4,7 @@ Two functions carry the rules: ``entries`` reads a gradient where a pattern has 
 goes to the values that an input stores; where torch treats the input as dense (``mm``), its gradient is dense.
 """
 
-import functools
-
 import torch
-from torch.jit._builtins import _register_builtin
-from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.declare import no_gradient, passes_through, zero_gradient
 from ops_registry.registry import backward, decomposition, overloaded
@@ -182,28 +178,6 @@ def masked(grad, pattern):
 def sparse_tensor_values(grad, values, result):
     # ``values`` shares memory with the result: as a saved tensor, a write into either is noticed.
     return entries(grad, result).to(values.device)
-
-
-def _asking_values(construct, position):
-    """``construct``, made to let a subclass intercept the call: torch's own does not, and would cut the history of the values."""
-
-    @functools.wraps(construct)
-    def constructed(*args, **kwargs):
-        values = kwargs.get("values", args[position] if len(args) > position else None)
-        if not has_torch_function((values,)):
-            return construct(*args, **kwargs)
-        wanted = kwargs.pop("requires_grad", False)
-        made = handle_torch_function(construct, (values,), *args, **kwargs)
-        return made.requires_grad_() if wanted and not made.requires_grad else made
-
-    return constructed
-
-
-for _name in ("coo", "compressed", "csr", "csc", "bsr", "bsc"):
-    _name = f"sparse_{_name}_tensor"
-    _constructed = _asking_values(getattr(torch._C._VariableFunctions, _name), 1 if "coo" in _name else 2)
-    _register_builtin(_constructed, f"aten::{_name}")  # so that TorchScript still takes it for torch's own
-    setattr(torch, _name, _constructed)
 
 
 @backward(torch.Tensor.values)

@@ -1,10 +1,10 @@
 """Diagonals, triangles, sliding windows and strides."""
 
 import torch
-from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.recorded import recorded
+from ops_registry.strided import write_region
 
 # diagonals
 
@@ -124,16 +124,6 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
 
 
 # writing through a view
-
-
-def write_region(input, value, size, stride, storage_offset):
-    """``input``, which is dense, with ``value`` in the part of its memory that a view of this geometry shows.
-
-    An in-place write through a view does this to the tensor whose memory the view shares.
-    """
-    if has_torch_function((input, value)):
-        return handle_torch_function(write_region, (input, value), input, value, size, stride, storage_offset)
-    return torch.as_strided_scatter(input, value, size, stride, storage_offset)
 
 
 @backward(write_region, wrt="input")

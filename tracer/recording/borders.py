@@ -1,15 +1,18 @@
-"""Calls that never reach interception: those of TorchScript, and those that a nested tensor answers.
+"""Calls that never reach interception: of TorchScript, of sparse constructors, and those that a nested tensor answers.
 
 torch would run them on a tracked tensor and record nothing: a cut without a word. TorchScript is recorded as one opaque call here: torch's
-own autograd runs it, and our sweep asks it for the gradients. A nested tensor beside one that requires grad raises.
+own autograd runs it, and our sweep asks it for the gradients. A sparse constructor lets itself be intercepted. A nested tensor beside one
+that requires grad raises. ``tracer.install`` puts these in the place of torch's own.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from tracer.errors import UnsupportedError
 from tracer.recording.fallback import record_with_torch
@@ -36,6 +39,32 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         return call(self, *args, **kwargs)
 
     return recorded
+
+
+#: torch's constructors of sparse tensors, with the position of the values among their arguments.
+SPARSE_CONSTRUCTORS = {
+    "sparse_coo_tensor": 1,
+    "sparse_compressed_tensor": 2,
+    "sparse_csr_tensor": 2,
+    "sparse_csc_tensor": 2,
+    "sparse_bsr_tensor": 2,
+    "sparse_bsc_tensor": 2,
+}
+
+
+def intercepted(construct: Callable[..., Any], position: int) -> Callable[..., Any]:
+    """A sparse constructor that lets the class of its values intercept the call, as torch's own does not."""
+
+    @functools.wraps(construct)
+    def constructed(*args: Any, **kwargs: Any) -> Any:
+        values = kwargs.get("values", args[position] if len(args) > position else None)
+        if not has_torch_function((values,)):
+            return construct(*args, **kwargs)
+        wanted = kwargs.pop("requires_grad", False)
+        made = handle_torch_function(construct, (values,), *args, **kwargs)
+        return made.requires_grad_() if wanted and not made.requires_grad else made
+
+    return constructed
 
 
 def refusing_tracked(intercept: Callable[..., Any]) -> Any:

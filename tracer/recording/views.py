@@ -17,7 +17,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.registry import TABLE
-from ops_registry.rules.views import write_region
+from ops_registry.strided import write_region
 from ops_registry.torch_private import storage_use_count
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter

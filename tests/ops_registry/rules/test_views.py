@@ -8,7 +8,7 @@ from support.checking import Case, case, rand, run_case
 from support.results import square
 
 import tracer
-from ops_registry.rules.views import write_region
+from ops_registry.strided import write_region
 
 C = torch.complex128
 aten = torch.ops.aten
