@@ -1,7 +1,7 @@
 """Claims: training leaks nothing with the garbage collector off, and long chains take linear time.
 
-1,000 steps of the demo's network must leave the process's count of live tensors and of graph nodes where they were. A chain of
-3,000, 30,000 and 300,000 ops is recorded, run backward and freed.
+1,000 steps of the demo's network must leave the process's count of live tensors and of graph nodes where they were. A
+chain of 3,000, 30,000 and 300,000 ops is recorded, run backward and freed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Claim: on real networks glassgrad takes torch's time and torch's memory.
 
-A ResNet-18-shaped CNN at 32x3x64x64, a 4-layer transformer at 8x128x256 and an LSTM over 200 steps, its cells written out and its states
-written into a buffer, one training step each. Time is measured in turns in one process, peak memory in a fresh process each.
+A ResNet-18-shaped CNN at 32x3x64x64, a 4-layer transformer at 8x128x256 and an LSTM over 200 steps, its cells written
+out and its states written into a buffer, one training step each. Time is measured in turns in one process, peak memory
+in a fresh process each.
 """
 
 from __future__ import annotations
