@@ -15,10 +15,10 @@ class _ParameterMeta(type):
 
 
 class Parameter(metaclass=_ParameterMeta):
-    """``Parameter(data, requires_grad=True)`` is a tracked leaf sharing storage with ``data``, registered by any module it is assigned to.
+    """A tracked leaf that shares storage with ``data``, registered by any module it is assigned to.
 
-    It is an instance of ``torch.nn.Parameter`` too. Without ``data`` it is empty. Raises ``GradientArgumentError`` for integers that are
-    to require grad, or for data with a history.
+    It is an instance of ``torch.nn.Parameter`` too. Without ``data`` it is empty. Raises ``GradientArgumentError`` for
+    integers that are to require grad, or for data with a history.
     """
 
     def __new__(cls, data: torch.Tensor | None = None, requires_grad: bool = True) -> tracer.Tensor:  # type: ignore[misc]

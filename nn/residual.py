@@ -23,10 +23,11 @@ class Residual(Module):
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         changed = self.body(input, *args, **kwargs)
-        kept = input if self.shortcut is None else self.shortcut(input)
-        if changed.shape != kept.shape:
+        passed = input if self.shortcut is None else self.shortcut(input)
+        if changed.shape != passed.shape:
             raise ShapeError(
-                f"Residual: the body gives shape {tuple(changed.shape)} and the shortcut {tuple(kept.shape)} for an input of shape "
-                f"{tuple(input.shape)}. A shortcut such as a 1x1 convolution can change the input's shape."
+                f"Residual: the body gives shape {tuple(changed.shape)} and the shortcut {tuple(passed.shape)} for an "
+                f"input of shape {tuple(input.shape)}. A shortcut such as a 1x1 convolution can change the input's "
+                f"shape."
             )
-        return changed + kept
+        return changed + passed
