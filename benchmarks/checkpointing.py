@@ -36,6 +36,7 @@ class Deep(torch.nn.Module):
 
 
 def torchs(block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """torch's non-reentrant checkpoint of one block."""
     return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
 

@@ -33,6 +33,7 @@ class Block(torch.nn.Module):
 
 
 def resnet18() -> torch.nn.Module:
+    """Four stages of two basic blocks, ``(N, 3, H, W)`` to ``(N, 10)``."""
     layers: list[torch.nn.Module] = [
         torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         torch.nn.BatchNorm2d(64),
@@ -48,6 +49,7 @@ def resnet18() -> torch.nn.Module:
 
 
 def transformer() -> torch.nn.Module:
+    """Four encoder layers, ``(N, L, 256)`` to ``(N, L, 10)``."""
     layer = torch.nn.TransformerEncoderLayer(
         256, 8, 1024, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
     )

@@ -48,22 +48,28 @@ class Fixed:
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float32) -> Make:
+    """Standard normal numbers."""
     return lambda: torch.randn(shape, dtype=dtype)
 
 
 def uniform(*shape: int, low: float = 0.1, high: float = 0.9) -> Make:
+    """Numbers between ``low`` and ``high``."""
     return lambda: torch.rand(shape) * (high - low) + low
 
 
 def integers(high: int, *shape: int) -> Make:
+    """Integers from 0 to below ``high``: indices, classes."""
     return lambda: torch.randint(high, shape)
 
 
 def mask(*shape: int) -> Make:
+    """Bools, True for one half."""
     return lambda: torch.rand(shape) < 0.5
 
 
 def positive_definite(*shape: int) -> Make:
+    """Symmetric positive definite matrices ``(*, n, n)``."""
+
     def make() -> torch.Tensor:
         a = torch.randn(shape)
         return a @ a.mT / shape[-1] + torch.eye(shape[-1])
@@ -72,10 +78,12 @@ def positive_definite(*shape: int) -> Make:
 
 
 def well_conditioned(*shape: int) -> Make:
+    """Matrices ``(*, m, n)`` that are far from singular."""
     return lambda: torch.randn(shape) / shape[-1] ** 0.5 + 2 * torch.eye(shape[-2], shape[-1])
 
 
 def fixed(make: Make) -> Fixed:
+    """The same tensors as an input that wants no gradient."""
     return Fixed(make)
 
 

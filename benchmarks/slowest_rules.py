@@ -57,6 +57,7 @@ class Measured:
 
     @property
     def worth_ranking(self) -> bool:
+        """Whether backward takes more than the price of its calls."""
         return self.backward["torch"].seconds > NOTHING
 
 
@@ -96,6 +97,7 @@ def keep_freed_memory() -> None:
 
 
 def measure(call: Call, rounds: int) -> Measured:
+    """Time backward alone, then forward and backward, glassgrad and torch in turns."""
     prepared = {engine: prepare(call, engine) for engine in ("torch", "glassgrad")}
     timings = []
     for part in range(2):
@@ -110,6 +112,7 @@ def measure(call: Call, rounds: int) -> Measured:
 
 
 def report(measured: list[Measured], title: str) -> None:
+    """Print a table of the calls, in the order given."""
     table = Table("call", "torch ms", "backward, ratio", "quartiles", "with forward", "quartiles", title=title)
     for m in measured:
         back, both = m.backward["glassgrad"], m.both["glassgrad"]
@@ -155,6 +158,7 @@ def main() -> None:
 
 
 def sort(measured: list[Measured]) -> list[Measured]:
+    """The slowest backward relative to torch first."""
     return sorted(measured, key=lambda m: -m.backward["glassgrad"].ratio)
 
 

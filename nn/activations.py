@@ -28,7 +28,9 @@ class Swish(Module):
         torch.nn.init.constant_(self.beta, self.init)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Any shape to the same shape."""
         return input * torch.sigmoid(self.beta * input)
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return f"beta={self.init}"

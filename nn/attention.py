@@ -61,6 +61,7 @@ class _Attention(MultiheadAttention):
             )
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
 
 

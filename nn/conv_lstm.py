@@ -125,6 +125,7 @@ class ConvLSTM2d(Module):
         return torch.stack(outputs, 1), h, c
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return (
             f"{self.in_channels}, {self.hidden_channels}, kernel_size={self.kernel_size}, "
             f"num_layers={self.num_layers}, bias={self.bias}"

@@ -40,6 +40,7 @@ class DenseBlock(Module):
         self.out_channels = in_channels + num_layers * growth_rate
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``(N, in_channels, H, W)`` to ``(N, out_channels, H, W)``."""
         features = input
         for layer in self.children():
             features = torch.cat([features, layer(features)], 1)

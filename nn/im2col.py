@@ -179,9 +179,11 @@ class Im2Col(Module):
         self.stride = stride
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``(*, C, *spatial)`` to ``(*, C * prod(kernel_size), windows)``."""
         return img_to_col(input, self.kernel_size, self.dilation, self.padding, self.stride)
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, stride={self.stride}"
 
 
@@ -199,9 +201,11 @@ class Col2Im(Module):
         self.stride = stride
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``(*, C * prod(kernel_size), windows)`` to ``(*, C, *output_size)``."""
         return col_to_img(input, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return (
             f"output_size={self.output_size}, kernel_size={self.kernel_size}, dilation={self.dilation}, "
             f"padding={self.padding}, stride={self.stride}"

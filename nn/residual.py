@@ -13,7 +13,7 @@ from nn.module import Module
 class Residual(Module):
     """``body(x) + shortcut(x)``; without ``shortcut`` it is ``x`` itself (He et al., 2016).
 
-    Further arguments go to ``body``. Raises ``ShapeError`` where the two shapes differ.
+    Further arguments go to ``body``.
     """
 
     def __init__(self, body: torch.nn.Module, shortcut: torch.nn.Module | None = None) -> None:
@@ -22,6 +22,7 @@ class Residual(Module):
         self.shortcut = shortcut
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The shape that ``body`` gives. Raises ``ShapeError`` where ``shortcut`` gives another."""
         changed = self.body(input, *args, **kwargs)
         passed = input if self.shortcut is None else self.shortcut(input)
         if changed.shape != passed.shape:
