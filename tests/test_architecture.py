@@ -200,6 +200,24 @@ def test_the_fast_lanes_are_where_they_are_said_to_be(path: str) -> None:
     assert FAST_LANES[path] in {f.name for f in functions(Module("", ROOT / path))}
 
 
+# ---------------------------------------------------------------------- docstrings
+def test_every_public_method_says_what_it_does() -> None:
+    """An override has the docstring of what it overrides. Functions and classes are ruff's to check."""
+    code = f"""
+import importlib, inspect
+for name in {sorted(HOUSE)}:
+    module = importlib.import_module(name)
+    for cls in vars(module).values():
+        if not inspect.isclass(cls) or cls.__module__ != name or cls.__name__.startswith("_"):
+            continue
+        for method, value in vars(cls).items():
+            called = inspect.isroutine(value) or isinstance(value, property)
+            if called and not method.startswith("_") and not inspect.getdoc(getattr(cls, method)):
+                print(f"{{name}}.{{cls.__qualname__}}.{{method}}")
+"""
+    assert run_python(code) == ""
+
+
 # ---------------------------------------------------------------------- torch
 def test_torch_is_changed_in_one_file_only() -> None:
     found = [
