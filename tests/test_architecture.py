@@ -159,7 +159,8 @@ for name in {names}:
     if found is not sys.modules[name]:
         print(f"import {{name}} gives {{found!r}}")
 """
-    assert run_python(code) == ""
+    found = run_python(code)
+    assert not found, f"a name hides its module:\n{found}"
 
 
 def test_importing_tracer_loads_no_checking_code() -> None:
@@ -215,7 +216,8 @@ for name in {sorted(HOUSE)}:
             if called and not method.startswith("_") and not inspect.getdoc(getattr(cls, method)):
                 print(f"{{name}}.{{cls.__qualname__}}.{{method}}")
 """
-    assert run_python(code) == ""
+    found = run_python(code)
+    assert not found, f"no docstring, their own or an inherited one:\n{found}"
 
 
 # ---------------------------------------------------------------------- torch
