@@ -1,12 +1,13 @@
 # make demo: train a real network and show the point.   make test: the whole test suite.
-# make check: linters, types and the fast tests.        make bench: the benchmarks.
+# make check: linters, types and the fast tests.        make lint: linters and types alone.
+# make bench: the benchmarks.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test check bench clean
+.PHONY: demo test lint check bench clean
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/train_digits.py
@@ -14,10 +15,12 @@ demo: $(VENV)/demo
 test: $(VENV)/test
 	$(BIN)/python -m pytest -n auto
 
-check: $(VENV)/test $(VENV)/dev
+lint: $(VENV)/test $(VENV)/dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+check: lint
 	$(BIN)/python -m pytest -n auto -m "not slow"
 
 bench: $(VENV)/bench $(VENV)/demo

@@ -1,7 +1,7 @@
 """Claim: checkpointed, a deep network takes the memory that torch's non-reentrant checkpoint takes.
 
-A transformer of 24 blocks at 8x128x256, one checkpoint a block, one training step; beside it the same without checkpoints. Time is measured
-in turns in one process, peak memory in a fresh process each.
+A transformer of 24 blocks at 8x128x256, one checkpoint a block, one training step; beside it the same without
+checkpoints. Time is measured in turns in one process, peak memory in a fresh process each.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ class Deep(torch.nn.Module):
 
 
 def torchs(block: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """torch's non-reentrant checkpoint of one block."""
     return torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
 
 

@@ -1,7 +1,7 @@
 """Claims: training leaks nothing with the garbage collector off, and long chains take linear time.
 
-1,000 steps of the demo's network must leave the process's count of live tensors and of graph nodes where they were. A chain of
-3,000, 30,000 and 300,000 ops is recorded, run backward and freed.
+1,000 steps of the demo's network must leave the process's count of live tensors and of graph nodes where they were. A
+chain of 3,000, 30,000 and 300,000 ops is recorded, run backward and freed.
 """
 
 from __future__ import annotations
@@ -27,10 +27,12 @@ STEPS = 1000
 
 
 def live_tensors() -> int:
+    """How many tensors the garbage collector knows."""
     return sum(1 for thing in gc.get_objects() if issubclass(type(thing), torch.Tensor))
 
 
 def train_without_collector() -> None:
+    """Print what is alive after 10 steps of the demo's network, and after 1,000 more."""
     data, model = load(), nn.track(DigitNet())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     images, digits = data.train_images[:64], data.train_digits[:64]
@@ -57,6 +59,7 @@ def train_without_collector() -> None:
 
 
 def chains() -> None:
+    """Print what an op costs in chains of three lengths."""
     table = Table(
         "ops", "record us/op", "backward us/op", "free us/op", title="A chain of multiplications on 4 elements"
     )

@@ -1,7 +1,8 @@
 """Claim: on real networks glassgrad takes torch's time and torch's memory.
 
-A ResNet-18-shaped CNN at 32x3x64x64, a 4-layer transformer at 8x128x256 and an LSTM over 200 steps, its cells written out and its states
-written into a buffer, one training step each. Time is measured in turns in one process, peak memory in a fresh process each.
+A ResNet-18-shaped CNN at 32x3x64x64, a 4-layer transformer at 8x128x256 and an LSTM over 200 steps, its cells written
+out and its states written into a buffer, one training step each. Time is measured in turns in one process, peak memory
+in a fresh process each.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ class Block(torch.nn.Module):
 
 
 def resnet18() -> torch.nn.Module:
+    """Four stages of two basic blocks, ``(N, 3, H, W)`` to ``(N, 10)``."""
     layers: list[torch.nn.Module] = [
         torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False),
         torch.nn.BatchNorm2d(64),
@@ -47,6 +49,7 @@ def resnet18() -> torch.nn.Module:
 
 
 def transformer() -> torch.nn.Module:
+    """Four encoder layers, ``(N, L, 256)`` to ``(N, L, 10)``."""
     layer = torch.nn.TransformerEncoderLayer(
         256, 8, 1024, dropout=0.1, activation="gelu", batch_first=True, norm_first=True
     )

@@ -1,4 +1,7 @@
-"""Peak memory of a training step: growth of the resident set above what the model and its optimiser need at rest, in a fresh process."""
+"""Peak memory of a training step, in a fresh process.
+
+It is the growth of the resident set above what the model and its optimiser need at rest.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of what networks are made of: activations, convolution, pooling, normalisation, attention, recurrence, losses."""
+"""Calls of the parts of networks: activations, convolution, pooling, normalisation, attention, recurrence, losses."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from realistic_calls import (
+from op_calls import (
     FEW_IMAGES,
     IMAGES,
     POINTS,
@@ -25,8 +25,8 @@ from realistic_calls import (
 nn = "nn.functional."
 
 ACTIVATIONS = (
-    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu silu softplus softshrink "
-    "softsign tanhshrink"
+    "celu elu gelu hardshrink hardsigmoid hardswish hardtanh leaky_relu logsigmoid mish relu relu6 selu silu softplus "
+    "softshrink softsign tanhshrink"
 )
 
 
@@ -63,9 +63,8 @@ def activations() -> Iterator[Call]:
     )
 
 
-def images() -> Iterator[Call]:
+def pooling() -> Iterator[Call]:
     x, big, line, cube = normal(*FEW_IMAGES), normal(*IMAGES), normal(16, 64, 1024), normal(4, 32, 16, 28, 28)
-    small = normal(8, 64, 28, 28)
     yield from make_calls(
         {
             nn + "adaptive_avg_pool1d": (lambda x: F.adaptive_avg_pool1d(x, 128), line),
@@ -78,6 +77,17 @@ def images() -> Iterator[Call]:
             nn + "avg_pool1d": (lambda x: F.avg_pool1d(x, 2), line),
             nn + "avg_pool2d": (lambda x: F.avg_pool2d(x, 2), big),
             nn + "avg_pool3d": (lambda x: F.avg_pool3d(x, 2), cube),
+            nn + "max_pool1d": (lambda x: F.max_pool1d(x, 2), line),
+            nn + "max_pool2d": (lambda x: F.max_pool2d(x, 2), big),
+            nn + "max_pool3d": (lambda x: F.max_pool3d(x, 2), cube),
+        }
+    )
+
+
+def images() -> Iterator[Call]:
+    x, line, small = normal(*FEW_IMAGES), normal(16, 64, 1024), normal(8, 64, 28, 28)
+    yield from make_calls(
+        {
             nn + "channel_shuffle": (lambda x: F.channel_shuffle(x, 4), x),
             nn + "conv1d": (lambda x, w, b: F.conv1d(x, w, b, padding=1), line, normal(64, 64, 3), normal(64)),
             nn + "conv2d": (lambda x, w, b: F.conv2d(x, w, b, padding=1), small, normal(64, 64, 3, 3), normal(64)),
@@ -114,9 +124,6 @@ def images() -> Iterator[Call]:
                 normal(2, 16, 8, 28, 28),
             ),
             nn + "local_response_norm": (lambda x: F.local_response_norm(x, 5), small),
-            nn + "max_pool1d": (lambda x: F.max_pool1d(x, 2), line),
-            nn + "max_pool2d": (lambda x: F.max_pool2d(x, 2), big),
-            nn + "max_pool3d": (lambda x: F.max_pool3d(x, 2), cube),
             nn + "pad.circular": (lambda x: F.pad(x, (1, 1, 1, 1), "circular"), x),
             nn + "pad.constant": (lambda x: F.pad(x, (1, 1, 1, 1)), x),
             nn + "pad.reflect": (lambda x: F.pad(x, (1, 1, 1, 1), "reflect"), x),
@@ -299,5 +306,5 @@ def losses() -> Iterator[Call]:
 
 
 def layer_calls() -> Iterator[Call]:
-    for subject in (activations, images, normalisations, sequences, losses):
+    for subject in (activations, pooling, images, normalisations, sequences, losses):
         yield from subject()

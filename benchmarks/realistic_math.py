@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from realistic_calls import (
+from op_calls import (
     BATCH,
     POINTS,
     ROWS,
@@ -24,8 +24,9 @@ from realistic_calls import (
 
 #: Pointwise ops of one tensor, by the numbers that they take.
 ANY = (
-    "abs angle asinh atan ceil conj conj_physical cos cosh deg2rad erf erfc exp exp2 expm1 floor frac imag nan_to_num neg positive "
-    "rad2deg real resolve_conj resolve_neg round sgn sigmoid sign sin sinc sinh square tan tanh trunc clone"
+    "abs angle asinh atan ceil conj conj_physical cos cosh deg2rad erf erfc exp exp2 expm1 floor frac imag nan_to_num "
+    "neg positive rad2deg real resolve_conj resolve_neg round sgn sigmoid sign sin sinc sinh square tan tanh trunc "
+    "clone"
 )
 BETWEEN = "acos asin atanh digamma erfinv lgamma log log10 log1p log2 logit reciprocal rsqrt sqrt"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 import torch
-from realistic_calls import POINTS, ROWS, TOKENS, Call, fixed, integers, make_calls, mask, normal
+from op_calls import POINTS, ROWS, TOKENS, Call, fixed, integers, make_calls, mask, normal
 
 
 def views() -> Iterator[Call]:

@@ -1,9 +1,10 @@
 """Claim: at sizes that people train with, no rule is much slower than torch's own backward. Prints the ten slowest.
 
-Every op of tiers A and B of ``ops_registry/op_tiers.json`` has a call, in ``realistic_*.py``. Backward is run again and again on one
-graph, glassgrad and torch in turns; forward and backward together likewise. The clock is processor time, on one thread: other
-programs disturb it little. The slowest are measured a second time, longer, and ranked by that. Calls whose backward takes torch
-no time to speak of (views) are left out of the ranking: there the price of a call is all there is, and ``per_op.py`` measures that.
+Every op of tiers A and B of ``tracer/checks/conformance/op_tiers.json`` has a call, in ``realistic_*.py``. Backward is
+run again and again on one graph, glassgrad and torch in turns; forward and backward together likewise. The clock is
+processor time, on one thread: other programs disturb it little. The slowest are measured a second time, longer, and
+ranked by that. Calls whose backward takes torch no time to speak of (views) are left out of the ranking: there the
+price of a call is all there is, and ``per_op.py`` measures that.
 """
 
 from __future__ import annotations
@@ -20,11 +21,15 @@ from time import process_time
 
 import torch
 from interleaved import Timing, compare, console
-from realistic_calls import Call, calls
+from op_calls import Call
+from realistic_calls import calls
 from rich.progress import track
 from rich.table import Table
 
 import tracer
+
+#: Which tier each op belongs to.
+OP_TIERS = Path(__file__).parent.parent / "tracer" / "checks" / "conformance" / "op_tiers.json"
 
 #: Ops that are not measured, with the reason.
 LEFT_OUT = {
@@ -52,6 +57,7 @@ class Measured:
 
     @property
     def worth_ranking(self) -> bool:
+        """Whether backward takes more than the price of its calls."""
         return self.backward["torch"].seconds > NOTHING
 
 
@@ -82,7 +88,7 @@ def prepare(call: Call, engine: str) -> tuple[Callable[[], object], Callable[[],
 
 
 def keep_freed_memory() -> None:
-    """Have the C library hold on to freed memory: otherwise a large result costs what the kernel takes to hand out its pages."""
+    """Have the C library hold on to freed memory: otherwise a large result costs the kernel's time for new pages."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
         trim_threshold, mmap_threshold = -1, -3
@@ -91,6 +97,7 @@ def keep_freed_memory() -> None:
 
 
 def measure(call: Call, rounds: int) -> Measured:
+    """Time backward alone, then forward and backward, glassgrad and torch in turns."""
     prepared = {engine: prepare(call, engine) for engine in ("torch", "glassgrad")}
     timings = []
     for part in range(2):
@@ -105,6 +112,7 @@ def measure(call: Call, rounds: int) -> Measured:
 
 
 def report(measured: list[Measured], title: str) -> None:
+    """Print a table of the calls, in the order given."""
     table = Table("call", "torch ms", "backward, ratio", "quartiles", "with forward", "quartiles", title=title)
     for m in measured:
         back, both = m.backward["glassgrad"], m.both["glassgrad"]
@@ -121,7 +129,7 @@ def report(measured: list[Measured], title: str) -> None:
 
 def check_complete(known: list[Call]) -> None:
     """Say which ops of the first two tiers have no call."""
-    tiers = json.loads((Path(__file__).parent.parent / "ops_registry" / "op_tiers.json").read_text())
+    tiers = json.loads(OP_TIERS.read_text())
     missing = set(tiers["A"]) | set(tiers["B"])
     missing -= {c.op for c in known} | set(LEFT_OUT)
     if missing:
@@ -150,6 +158,7 @@ def main() -> None:
 
 
 def sort(measured: list[Measured]) -> list[Measured]:
+    """The slowest backward relative to torch first."""
     return sorted(measured, key=lambda m: -m.backward["glassgrad"].ratio)
 
 

@@ -1,4 +1,7 @@
-"""Training steps of networks, glassgrad's beside torch's: time in turns in one process, peak memory in a fresh process each."""
+"""Training steps of networks, glassgrad's beside torch's.
+
+Time is measured in turns in one process, peak memory in a fresh process each.
+"""
 
 from __future__ import annotations
 

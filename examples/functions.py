@@ -13,7 +13,7 @@ import tracer
 
 
 class Swish(tracer.Function):
-    """``x * sigmoid(beta * x)`` with a learnable ``beta``, a number. Keeps its inputs, and computes the sigmoid again."""
+    """``x * sigmoid(beta * x)`` with a learnable number ``beta``. Saves its inputs, and computes the sigmoid again."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
@@ -29,7 +29,10 @@ class Swish(tracer.Function):
 
 
 class LogSumExp(tracer.Function):
-    """``log(sum(exp(x)))`` over the last dimension. Its gradient is the softmax, which the result gives without a second reduction."""
+    """``log(sum(exp(x)))`` over the last dimension.
+
+    Its gradient is the softmax, which the result gives without a second reduction.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -45,7 +48,10 @@ class LogSumExp(tracer.Function):
 
 
 class LinearReLU(tracer.Function):
-    """``relu(x @ weight.T + bias)`` in one step that keeps, beside its inputs, one bit of sense an output: where it was positive."""
+    """``relu(x @ weight.T + bias)`` in one step.
+
+    Saves, beside its inputs, only where the outputs were positive: one byte each.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:

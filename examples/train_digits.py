@@ -29,7 +29,7 @@ console = Console()
 
 
 class DigitNet(torch.nn.Module):
-    """Convolutions with batch norm, a skip connection, functional relu, pooling, dropout, a linear head: ordinary torch code."""
+    """Ordinary torch code: convolutions, batch norm, a skip connection, relu, pooling, dropout, a linear head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -88,7 +88,8 @@ def train(model: torch.nn.Module, data: Data) -> float:
         TextColumn("epoch {task.fields[epoch]:>2}/{task.fields[epochs]}"),
         BarColumn(),
         TextColumn(
-            "loss {task.fields[loss]:.4f}  test accuracy {task.fields[accuracy]:6.2%}  {task.fields[rate]:,.0f} examples/s"
+            "loss {task.fields[loss]:.4f}  test accuracy {task.fields[accuracy]:6.2%}  "
+            "{task.fields[rate]:,.0f} examples/s"
         ),
         TimeElapsedColumn(),
     )
@@ -112,7 +113,7 @@ def train(model: torch.nn.Module, data: Data) -> float:
 
 
 def compare_with_torch(model: torch.nn.Module, data: Data) -> float:
-    """The largest relative difference between our gradients of one batch and those of torch's own autograd, in float64."""
+    """The largest relative difference between our gradients of one batch and torch's own, in float64."""
     reference = DigitNet().double()
     reference.load_state_dict(model.state_dict())
     ours = nn.track(copy.deepcopy(reference))
@@ -173,7 +174,8 @@ def replace_a_rule(model: torch.nn.Module, data: Data) -> float:
         guided = input_gradient(model, data)
     moved = ((guided - plain).norm() / plain.norm()).item()
     console.print(
-        f"Guided relu in two lines, the model untouched: the input gradient moved by [bold]{moved:.1%}[/bold] of its length."
+        f"Guided relu in two lines, the model untouched: the input gradient moved by [bold]{moved:.1%}[/bold] "
+        f"of its length."
     )
     return moved
 

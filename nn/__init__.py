@@ -1,7 +1,7 @@
 """Modules on tracked parameters, built on ``torch.nn``; knows nothing of how a gradient is computed.
 
-Every module of ``torch.nn`` is here under its name, with tracked parameters, and blocks that torch does not have. Any other name
-(``nn.utils``, ``nn.Buffer``) is torch's.
+Every module of ``torch.nn`` is here under its name, with tracked parameters, and blocks that torch does not have. Any
+other name (``nn.utils``, ``nn.Buffer``) is torch's.
 """
 
 from typing import TYPE_CHECKING, Any

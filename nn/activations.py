@@ -11,9 +11,9 @@ from nn.parameter import Parameter
 
 
 class Swish(Module):
-    """``x * sigmoid(beta * x)`` of any shape, elementwise, with a learnable scalar ``beta`` (Ramachandran et al., 2017).
+    """``x * sigmoid(beta * x)``, elementwise, with a learnable scalar ``beta`` (Ramachandran et al., 2017).
 
-    ``beta = 1`` is ``torch.nn.SiLU``, 0 half the identity, infinity relu.
+    Any shape. ``beta = 1`` is ``torch.nn.SiLU``, 0 half the identity, infinity relu.
     """
 
     def __init__(self, beta: float = 1.0, device: Any = None, dtype: Any = None) -> None:
@@ -28,7 +28,9 @@ class Swish(Module):
         torch.nn.init.constant_(self.beta, self.init)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Any shape to the same shape."""
         return input * torch.sigmoid(self.beta * input)
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return f"beta={self.init}"

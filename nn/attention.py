@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -13,7 +15,7 @@ from nn.layers import MultiheadAttention
 
 
 class _Attention(MultiheadAttention):
-    """Parameters, their names and their initialisation are ``torch.nn.MultiheadAttention``'s; the way through them is ours."""
+    """``torch.nn.MultiheadAttention`` in its parameters, their names and initialisation; the forward pass is ours."""
 
     def _attend(
         self,
@@ -26,7 +28,7 @@ class _Attention(MultiheadAttention):
         need_weights: bool,
         average_attn_weights: bool,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """From the projected ``(*, L, E)`` and ``(*, S, E)`` on."""
+        """The attention of the projected ``(*, L, E)`` to ``(*, S, E)``, and its weights where they are asked for."""
         query, key, value = self._split(query), self._split(key), self._split(value)
         scores = query * (1 / math.sqrt(self.head_dim)) @ key.transpose(-2, -1)
         mask = _merge(self._get_name(), scores, attn_mask, key_padding_mask)
@@ -37,7 +39,7 @@ class _Attention(MultiheadAttention):
         if mask is None:
             weights = scores.softmax(-1)
         else:
-            # A query that may look nowhere gets 0, as in F.scaled_dot_product_attention, and not the nan of a softmax over nothing.
+            # A query that may look nowhere gets 0, as in F.scaled_dot_product_attention; a softmax over nothing is nan.
             nowhere = (mask == -math.inf).all(-1, keepdim=True)
             scores = scores.masked_fill(nowhere, 0)
             weights = (scores + mask.masked_fill(nowhere, 0)).softmax(-1).masked_fill(nowhere, 0)
@@ -59,14 +61,16 @@ class _Attention(MultiheadAttention):
             )
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return f"embed_dim={self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}"
 
 
 class SelfAttention(_Attention):
-    """Multi-head attention of a sequence to itself: ``(*, L, embed_dim)`` to ``(*, L, embed_dim)``, any number of batch dimensions first.
+    """Multi-head attention of a sequence to itself: ``(*, L, embed_dim)`` to ``(*, L, embed_dim)``.
 
-    On the same weights it is ``torch.nn.MultiheadAttention(..., batch_first=True)`` called with one tensor thrice, and it loads that
-    module's ``state_dict``. ``dropout`` is that of the attention weights while training.
+    Any number of batch dimensions comes first. On the same weights it is
+    ``torch.nn.MultiheadAttention(..., batch_first=True)`` called with one tensor thrice, and it loads that module's
+    ``state_dict``. ``dropout`` is that of the attention weights while training.
     """
 
     def __init__(
@@ -89,12 +93,14 @@ class SelfAttention(_Attention):
         need_weights: bool = False,
         average_attn_weights: bool = True,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """The attended sequence; with ``need_weights`` also the weights, ``(*, L, L)``, or ``(*, heads, L, L)`` if not averaged.
+        """The attended sequence, and with ``need_weights`` the attention weights.
 
-        Masks are as for ``torch.nn.MultiheadAttention``: bool ones are True where a query must not look, those of floating point are
-        added to the scores. ``attn_mask`` is ``(L, L)``, ``(prod(*) * heads, L, L)`` or broadcasts to ``(*, heads, L, L)``;
-        ``key_padding_mask`` broadcasts to ``(*, L)``. ``is_causal`` by itself keeps every query from looking ahead. A query that may look
-        nowhere gets zero weights. Raises ``ShapeError`` for other shapes, ``ArgumentError`` for integer masks.
+        The weights are ``(*, L, L)``, or ``(*, heads, L, L)`` if not averaged. Masks are as for
+        ``torch.nn.MultiheadAttention``: bool ones are True where a query must not look, those of floating point are
+        added to the scores. ``attn_mask`` is ``(L, L)``, ``(prod(*) * heads, L, L)`` or broadcasts to
+        ``(*, heads, L, L)``; ``key_padding_mask`` broadcasts to ``(*, L)``. ``is_causal`` by itself keeps every query
+        from looking ahead. A query that may look nowhere gets zero weights. Raises ``ShapeError`` for other shapes,
+        ``ArgumentError`` for integer masks.
         """
         self._expect("input", input, self.embed_dim)
         query, key, value = F.linear(input, self.in_proj_weight, self.in_proj_bias).chunk(3, -1)
@@ -104,10 +110,11 @@ class SelfAttention(_Attention):
 
 
 class CrossAttention(_Attention):
-    """Multi-head attention of one sequence to another: ``(*, L, embed_dim)`` and ``(*, S, kdim)`` to ``(*, L, embed_dim)``.
+    """Multi-head attention of one sequence to another.
 
-    Any number of batch dimensions comes first. On the same weights it is ``torch.nn.MultiheadAttention(..., batch_first=True)``, and it
-    loads that module's ``state_dict``. ``kdim`` and ``vdim``, the widths of keys and values, are ``embed_dim`` unless given.
+    Takes ``(*, L, embed_dim)`` and ``(*, S, kdim)`` and gives ``(*, L, embed_dim)``. Any number of batch dimensions
+    comes first. On the same weights it is ``torch.nn.MultiheadAttention(..., batch_first=True)``, and it loads that
+    module's ``state_dict``. ``kdim`` and ``vdim``, the widths of keys and values, are ``embed_dim`` unless given.
     """
 
     def __init__(
@@ -136,20 +143,20 @@ class CrossAttention(_Attention):
         need_weights: bool = False,
         average_attn_weights: bool = True,
     ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-        """As ``SelfAttention.forward``, from ``query`` to ``key`` and ``value``, by default ``key``. Batch dimensions broadcast."""
+        """As ``SelfAttention.forward``, from ``query`` to ``key`` and ``value``, by default ``key``.
+
+        Batch dimensions broadcast. Raises ``ShapeError`` where they do not, or ``key`` and ``value`` differ in length.
+        """
         value = key if value is None else value
         self._expect("query", query, self.embed_dim)
         self._expect("key", key, self.kdim)
         self._expect("value", value, self.vdim)
-        try:
-            if key.shape[-2] != value.shape[-2]:
-                raise RuntimeError
-            torch.broadcast_shapes(query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        except RuntimeError:
+        fits = _broadcast_together(query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        if not fits or key.shape[-2] != value.shape[-2]:
             raise ShapeError(
-                f"CrossAttention: query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} must agree in their "
-                f"batch dimensions, key and value in their length"
-            ) from None
+                f"CrossAttention: query {tuple(query.shape)}, key {tuple(key.shape)} and value {tuple(value.shape)} "
+                f"must agree in their batch dimensions, key and value in their length"
+            )
         if self.in_proj_weight is not None:
             weights = self.in_proj_weight.chunk(3)
         else:
@@ -170,21 +177,26 @@ def _merge(
         *batch, heads = scores.shape[:-2]
         if attn_mask.dim() == 3 and attn_mask.shape[0] == math.prod(batch) * heads:
             attn_mask = attn_mask.reshape(*batch, heads, *attn_mask.shape[1:])
-        _broadcasts(f"{name}: attn_mask", attn_mask, scores.shape)
+        _check_mask(f"{name}: attn_mask", attn_mask, scores.shape)
         merged = _additive(f"{name}: attn_mask", attn_mask, scores.dtype)
     if key_padding_mask is not None:
-        _broadcasts(f"{name}: key_padding_mask", key_padding_mask, (*scores.shape[:-3], scores.shape[-1]))
+        _check_mask(f"{name}: key_padding_mask", key_padding_mask, (*scores.shape[:-3], scores.shape[-1]))
         padding = _additive(f"{name}: key_padding_mask", key_padding_mask, scores.dtype)[..., None, None, :]
         merged = padding if merged is None else merged + padding
     return merged
 
 
-def _broadcasts(name: str, mask: torch.Tensor, wanted: tuple[int, ...]) -> None:
-    try:
-        fits = torch.broadcast_shapes(mask.shape, wanted) == wanted
-    except RuntimeError:
-        fits = False
-    if not fits:
+# ``torch.broadcast_shapes`` would do for both of these checks, and imports sympy (half a second) at its first call.
+def _broadcast_together(*shapes: Sequence[int]) -> bool:
+    """Whether tensors of these shapes broadcast."""
+    columns = zip_longest(*map(reversed, shapes), fillvalue=1)
+    return all(len({size for size in column if size != 1}) <= 1 for column in columns)
+
+
+def _check_mask(name: str, mask: torch.Tensor, wanted: tuple[int, ...]) -> None:
+    """Raise ``ShapeError`` unless ``mask`` broadcasts to the shape ``wanted``."""
+    pairs = zip(reversed(mask.shape), reversed(wanted), strict=False)
+    if mask.dim() > len(wanted) or any(size not in (1, to) for size, to in pairs):
         raise ShapeError(f"{name} must broadcast to {tuple(wanted)}, and has shape {tuple(mask.shape)}")
 
 

@@ -18,10 +18,11 @@ State = tuple[torch.Tensor, torch.Tensor]
 class ConvLSTM2d(Module):
     """An LSTM whose matrix products are convolutions; images keep their size.
 
-    Takes ``(N, T, in_channels, H, W)`` and gives ``(output, (h, c))``: ``output (N, T, hidden_channels, H, W)``, the last layer's hidden
-    state at each time, and the states of all layers after the last time, ``(num_layers, N, hidden_channels, H, W)`` each. Without ``N``
-    in the input there is none in the results. Parameters, gates (input, forget, cell, output) and initialisation are those of
-    ``torch.nn.LSTM``, which it is for images of one pixel. ``kernel_size`` is odd.
+    Takes ``(N, T, in_channels, H, W)`` and gives ``(output, (h, c))``: ``output (N, T, hidden_channels, H, W)``, the
+    last layer's hidden state at each time, and the states of all layers after the last time,
+    ``(num_layers, N, hidden_channels, H, W)`` each. Without ``N`` in the input there is none in the results.
+    Parameters, gates (input, forget, cell, output) and initialisation are those of ``torch.nn.LSTM``, which it is for
+    images of one pixel. ``kernel_size`` is odd.
     """
 
     def __init__(
@@ -42,8 +43,8 @@ class ConvLSTM2d(Module):
             )
         if min(in_channels, hidden_channels, num_layers) < 1:
             raise ArgumentError(
-                f"ConvLSTM2d: in_channels, hidden_channels and num_layers must be positive: got {in_channels}, {hidden_channels}, "
-                f"{num_layers}"
+                f"ConvLSTM2d: in_channels, hidden_channels and num_layers must be positive: got {in_channels}, "
+                f"{hidden_channels}, {num_layers}"
             )
         self.in_channels = in_channels
         self.hidden_channels = hidden_channels
@@ -71,8 +72,8 @@ class ConvLSTM2d(Module):
         """Raises ``ShapeError`` for an input or a state of another shape, and for sequences without an image."""
         if input.dim() not in (4, 5) or input.shape[-3] != self.in_channels or input.shape[-4] == 0:
             raise ShapeError(
-                f"ConvLSTM2d: the input must be (N, T, {self.in_channels}, H, W) or (T, {self.in_channels}, H, W) with T > 0, and has "
-                f"shape {tuple(input.shape)}"
+                f"ConvLSTM2d: the input must be (N, T, {self.in_channels}, H, W) or (T, {self.in_channels}, H, W) with "
+                f"T > 0, and has shape {tuple(input.shape)}"
             )
         batched = input.dim() == 5
         hidden, cell = self._states(input, hx)
@@ -98,8 +99,8 @@ class ConvLSTM2d(Module):
             hidden, cell = hx
             if hidden.shape != shape or cell.shape != shape:
                 raise ShapeError(
-                    f"ConvLSTM2d: for an input {tuple(input.shape)} h and c must be {shape}, and are {tuple(hidden.shape)} and "
-                    f"{tuple(cell.shape)}"
+                    f"ConvLSTM2d: for an input {tuple(input.shape)} h and c must be {shape}, and are "
+                    f"{tuple(hidden.shape)} and {tuple(cell.shape)}"
                 )
         return (hidden, cell) if batch else (hidden.unsqueeze(1), cell.unsqueeze(1))
 
@@ -124,7 +125,8 @@ class ConvLSTM2d(Module):
         return torch.stack(outputs, 1), h, c
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return (
-            f"{self.in_channels}, {self.hidden_channels}, kernel_size={self.kernel_size}, num_layers={self.num_layers}, "
-            f"bias={self.bias}"
+            f"{self.in_channels}, {self.hidden_channels}, kernel_size={self.kernel_size}, "
+            f"num_layers={self.num_layers}, bias={self.bias}"
         )

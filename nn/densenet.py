@@ -15,9 +15,10 @@ from nn.module import Module
 class DenseBlock(Module):
     """``num_layers`` layers, each adding ``growth_rate`` channels to those that it is given.
 
-    Takes ``(N, in_channels, H, W)`` and gives ``(N, out_channels, H, W)`` with ``out_channels = in_channels + num_layers * growth_rate``:
-    the input first, then what each layer added. A layer is batch norm, relu, a 1x1 convolution to ``bn_size * growth_rate`` channels,
-    batch norm, relu, a 3x3 convolution, dropout of ``drop_rate``. Parameters are named as in torchvision's DenseNet.
+    Takes ``(N, in_channels, H, W)`` and gives ``(N, out_channels, H, W)`` with
+    ``out_channels = in_channels + num_layers * growth_rate``: the input first, then what each layer added. A layer is
+    batch norm, relu, a 1x1 convolution to ``bn_size * growth_rate`` channels, batch norm, relu, a 3x3 convolution,
+    dropout of ``drop_rate``. Parameters are named as in torchvision's DenseNet.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class DenseBlock(Module):
         self.out_channels = in_channels + num_layers * growth_rate
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``(N, in_channels, H, W)`` to ``(N, out_channels, H, W)``."""
         features = input
         for layer in self.children():
             features = torch.cat([features, layer(features)], 1)
@@ -65,8 +67,10 @@ class _DenseLayer(Module):
 
 
 class Transition(Sequential):
-    """Batch norm, relu, a 1x1 convolution to ``out_channels``, 2x2 average pooling: ``(N, in_channels, H, W)`` to
-    ``(N, out_channels, H // 2, W // 2)``. Parameters are named as in torchvision's DenseNet.
+    """Batch norm, relu, a 1x1 convolution, 2x2 average pooling.
+
+    Takes ``(N, in_channels, H, W)`` and gives ``(N, out_channels, H // 2, W // 2)``. Parameters are named as in
+    torchvision's DenseNet.
     """
 
     def __init__(self, in_channels: int, out_channels: int, device: Any = None, dtype: Any = None) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.errors import GlassgradError
+from ops_registry.errors import GlassgradError
 
 
 class ShapeError(GlassgradError):

@@ -1,4 +1,4 @@
-"""``nn.zero_grad``: gradients of anything that holds tensors are cleared."""
+"""``nn.zero_grad``: clear the gradients of anything that holds tensors."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tracer.tracked_tensor import zero_grad_of
 
 
 def zero_grad(target: Any, set_to_none: bool = True) -> None:
-    """Clear the gradients of ``target``: a tensor, a module, an optimiser, or an iterable or mapping of such, however deep.
+    """Clear the gradients of ``target``.
 
-    With ``set_to_none=False`` gradients that exist are filled with zeros in place, without history, and stay the same tensors.
-    Raises ``ArgumentError`` for anything else; what came before it in a collection is then cleared already.
+    It is a tensor, a module, an optimiser, or an iterable or mapping of such, however deep. With ``set_to_none=False``
+    gradients that exist are filled with zeros in place, without history, and stay the same tensors. Raises
+    ``ArgumentError`` for anything else; what came before it in a collection is then cleared already.
     """
     if isinstance(target, torch.Tensor):
         zero_grad_of(target, set_to_none)

@@ -34,8 +34,8 @@ class _Windows:
         padded = [n + 2 * p for n, p in zip(image, self.padding, strict=True)]
         if any(s > n for s, n in zip(self.span, padded, strict=True)):
             raise ShapeError(
-                f"no window fits: the image is {tuple(image)}, with its padding {tuple(padded)}, and a window of kernel {self.kernel} and "
-                f"dilation {self.dilation} reaches over {self.span}"
+                f"no window fits: the image is {tuple(image)}, with its padding {tuple(padded)}, and a window of "
+                f"kernel {self.kernel} and dilation {self.dilation} reaches over {self.span}"
             )
         return tuple((n - s) // step + 1 for n, s, step in zip(padded, self.span, self.stride, strict=True))
 
@@ -43,22 +43,24 @@ class _Windows:
 def img_to_col(
     input: torch.Tensor, kernel_size: Sizes, dilation: Sizes = 1, padding: Sizes = 0, stride: Sizes = 1
 ) -> torch.Tensor:
-    """The windows of images as the columns of matrices: ``(*, C, *spatial)`` to ``(*, C * prod(kernel_size), windows)``.
+    """The windows of images as the columns of matrices.
 
-    ``F.unfold`` in its layout and its arguments, for 1, 2 or 3 spatial dimensions, any dtype and any number of leading dimensions. The
-    first sequence among the arguments says how many dimensions are spatial; if all are integers the input is taken as
-    ``(N, C, *spatial)``. With ``weight.flatten(1) @ img_to_col(x, weight.shape[2:])`` a convolution is written as a matrix product.
+    Takes ``(*, C, *spatial)`` and gives ``(*, C * prod(kernel_size), windows)``. It is ``F.unfold`` in its layout and
+    its arguments, for 1, 2 or 3 spatial dimensions, any dtype and any number of leading dimensions. The first sequence
+    among the arguments says how many dimensions are spatial; if all are integers the input is taken as
+    ``(N, C, *spatial)``. With ``weight.flatten(1) @ img_to_col(x, weight.shape[2:])`` a convolution is written as a
+    matrix product.
 
-    Raises ``ShapeError`` where the input has too few dimensions or no window fits into it, ``ArgumentError`` for sequences of different
-    lengths and for numbers that are too small.
+    Raises ``ShapeError`` where the input has too few dimensions or no window fits into it, ``ArgumentError`` for
+    sequences of different lengths and for numbers that are too small.
     """
     rank = _rank(kernel_size, dilation, padding, stride)
     if rank is None:
         rank = input.dim() - 2
         if rank not in (1, 2, 3):
             raise ShapeError(
-                f"img_to_col() with integers takes (N, C, *spatial) with 1 to 3 spatial dimensions, and the input has shape "
-                f"{tuple(input.shape)}. Give kernel_size as a tuple for other batch dimensions."
+                f"img_to_col() with integers takes (N, C, *spatial) with 1 to 3 spatial dimensions, and the input has "
+                f"shape {tuple(input.shape)}. Give kernel_size as a tuple for other batch dimensions."
             )
     elif input.dim() <= rank:
         raise ShapeError(f"img_to_col() of a kernel {kernel_size} takes (*, C, {'*' * rank}): got {tuple(input.shape)}")
@@ -84,13 +86,14 @@ def col_to_img(
     padding: Sizes = 0,
     stride: Sizes = 1,
 ) -> torch.Tensor:
-    """Images from the windows in columns, those that overlap added up: ``(*, C * prod(kernel_size), windows)`` to ``(*, C, *output_size)``.
+    """Images from the windows in columns, those that overlap added up.
 
-    The adjoint of ``img_to_col``; ``F.fold`` for 1, 2 or 3 spatial dimensions and any number of leading dimensions. The first sequence
+    Takes ``(*, C * prod(kernel_size), windows)`` and gives ``(*, C, *output_size)``. It is the adjoint of
+    ``img_to_col``; ``F.fold`` for 1, 2 or 3 spatial dimensions and any number of leading dimensions. The first sequence
     among the arguments says how many dimensions are spatial; if all are integers there are two, as for ``F.fold``.
 
-    Raises ``ShapeError`` where the columns are not those of such images, ``ArgumentError`` for sequences of different lengths and for
-    numbers that are too small.
+    Raises ``ShapeError`` where the columns are not those of such images, ``ArgumentError`` for sequences of different
+    lengths and for numbers that are too small.
     """
     rank = _rank(output_size, kernel_size, dilation, padding, stride) or 2
     image = _numbers("output_size", output_size, rank, least=1)
@@ -99,8 +102,8 @@ def col_to_img(
     volume = math.prod(windows.kernel)
     if input.dim() < 2 or input.shape[-2] % volume or input.shape[-1] != math.prod(counts):
         raise ShapeError(
-            f"col_to_img() of images {image} with windows of kernel {windows.kernel} takes (*, C * {volume}, {math.prod(counts)}): "
-            f"got {tuple(input.shape)}"
+            f"col_to_img() of images {image} with windows of kernel {windows.kernel} takes "
+            f"(*, C * {volume}, {math.prod(counts)}): got {tuple(input.shape)}"
         )
     *batch, rows, _ = input.shape
     channels, count = rows // volume, math.prod(batch)
@@ -176,9 +179,11 @@ class Im2Col(Module):
         self.stride = stride
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``(*, C, *spatial)`` to ``(*, C * prod(kernel_size), windows)``."""
         return img_to_col(input, self.kernel_size, self.dilation, self.padding, self.stride)
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return f"kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, stride={self.stride}"
 
 
@@ -196,10 +201,12 @@ class Col2Im(Module):
         self.stride = stride
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """``(*, C * prod(kernel_size), windows)`` to ``(*, C, *output_size)``."""
         return col_to_img(input, self.output_size, self.kernel_size, self.dilation, self.padding, self.stride)
 
     def extra_repr(self) -> str:
+        """The arguments, for ``repr``."""
         return (
-            f"output_size={self.output_size}, kernel_size={self.kernel_size}, dilation={self.dilation}, padding={self.padding}, "
-            f"stride={self.stride}"
+            f"output_size={self.output_size}, kernel_size={self.kernel_size}, dilation={self.dilation}, "
+            f"padding={self.padding}, stride={self.stride}"
         )

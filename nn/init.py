@@ -1,4 +1,4 @@
-"""Initialisation: torch's initialisers, which take tracked tensors as they are, and ``initialize_`` for whole modules."""
+"""Initialisation: torch's initialisers, which take tracked tensors too, and ``initialize_`` for whole modules."""
 
 from __future__ import annotations
 
@@ -85,19 +85,22 @@ def initialize_(
 ) -> Report:
     """Set the parameters of ``module`` and all its submodules in place by a named scheme, and report what was set.
 
-    ``scheme`` is ``"xavier_uniform"``, ``"xavier_normal"``, ``"kaiming_uniform"``, ``"kaiming_normal"``, ``"orthogonal"`` or
-    ``"trunc_normal"``; ``"xavier"`` and ``"kaiming"`` are the uniform ones, ``"truncated_normal"`` is the last. Gains are
-    ``calculate_gain(nonlinearity, a)``, where ``nonlinearity`` is ``"leaky_relu"`` for kaiming and ``"linear"`` otherwise, unless given;
-    fans are torch's. ``mode`` matters to kaiming and to the truncated normal, which has the standard deviation ``std``, by default
-    ``gain / sqrt(fan)``, and is cut at two of those of the normal it is cut from.
+    ``scheme`` is ``"xavier_uniform"``, ``"xavier_normal"``, ``"kaiming_uniform"``, ``"kaiming_normal"``,
+    ``"orthogonal"`` or ``"trunc_normal"``; ``"xavier"`` and ``"kaiming"`` are the uniform ones, ``"truncated_normal"``
+    is the last. Gains are ``calculate_gain(nonlinearity, a)``, where ``nonlinearity`` is ``"leaky_relu"`` for kaiming
+    and ``"linear"`` otherwise, unless given; fans are torch's. ``mode`` matters to kaiming and to the truncated normal,
+    which has the standard deviation ``std``, by default ``gain / sqrt(fan)``, and is cut at two of those of the normal
+    it is cut from.
 
-    - Weights of two dimensions and more get the scheme. Those that hold several (the gates of recurrent layers, the projections of
-      attention) are set one by one, and the row of an embedding's ``padding_idx`` is zero.
+    - Weights of two dimensions and more get the scheme. Those that hold several (the gates of recurrent layers, the
+      projections of attention) are set one by one, and the row of an embedding's ``padding_idx`` is zero.
     - Biases become 0; weights of norm layers 1 and their biases 0.
     - Other parameters of less than two dimensions are left as they are, and the report says so.
-    - A weight computed by ``torch.nn.utils.parametrize`` is set through its parametrization. A tied one is set once, under its first name.
+    - A weight computed by ``torch.nn.utils.parametrize`` is set through its parametrization. A tied one is set once,
+      under its first name.
 
-    Raises ``ArgumentError`` for names that it does not know, ``tracer.UnsupportedError`` for lazy modules that have no shapes yet.
+    Raises ``ArgumentError`` for names that it does not know, ``tracer.UnsupportedError`` for lazy modules that have no
+    shapes yet.
     """
     fill = _filler(scheme, mode, nonlinearity, a, std, generator)
     lazy = [name for name, parameter in module.named_parameters() if torch.nn.parameter.is_lazy(parameter)]

@@ -1,4 +1,4 @@
-"""Every module that torch has, on tracked parameters: ``nn.Linear`` is a subclass of ``nn.Module`` and of ``torch.nn.Linear``."""
+"""Every module of torch on tracked parameters: ``nn.Linear`` is an ``nn.Module`` and a ``torch.nn.Linear``."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class _Inserting:
 
 
 def _derive(theirs: type[torch.nn.Module], made: dict[type, type]) -> type:
-    """The tracked subclass of one of torch's modules. Its bases mirror torch's, so that ``nn.LSTM`` is an ``nn.RNNBase``."""
+    """The tracked subclass of one of torch's modules; its bases mirror torch's, so ``nn.LSTM`` is an ``nn.RNNBase``."""
     if theirs in made:
         return made[theirs]
     public = [base for base in theirs.__bases__ if getattr(torch.nn, base.__name__, None) is base]

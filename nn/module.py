@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 
 class Module(torch.nn.Module):
-    """Base for modules of one's own. A ``torch.nn.Parameter`` assigned to it becomes tracked, and so do all those of a stock module.
+    """The base of your own modules: parameters assigned to it become tracked, and so do those of a stock module.
 
-    They stay the same objects. What a stock container gets after it was assigned stays torch's (its gradients are right all the same);
-    the containers of ``nn`` track that too. A method that gives the parameters other values or another class (moving, loading,
-    unpickling) leaves them tracked. Everything else is ``torch.nn.Module``.
+    They stay the same objects. What a stock container gets after it was assigned stays torch's (its gradients are right
+    all the same); the containers of ``nn`` track that too. A method that gives the parameters other values or another
+    class (moving, loading, unpickling) leaves them tracked. Everything else is ``torch.nn.Module``.
 
     Raises ``tracer.UnsupportedError`` for parameters of other tensor subclasses (DTensor).
     """

@@ -15,13 +15,18 @@ class _ParameterMeta(type):
 
 
 class Parameter(metaclass=_ParameterMeta):
-    """``Parameter(data, requires_grad=True)`` is a tracked leaf sharing storage with ``data``, registered by any module it is assigned to.
+    """A tracked leaf that shares storage with ``data``, registered by any module it is assigned to.
 
-    It is an instance of ``torch.nn.Parameter`` too. Without ``data`` it is empty. Raises ``GradientArgumentError`` for integers that are
-    to require grad, or for data with a history.
+    It is an instance of ``torch.nn.Parameter`` too.
     """
 
-    def __new__(cls, data: torch.Tensor | None = None, requires_grad: bool = True) -> tracer.Tensor:  # type: ignore[misc]
+    def __new__(  # type: ignore[misc]
+        cls, data: torch.Tensor | None = None, requires_grad: bool = True
+    ) -> tracer.Tensor:
+        """A leaf of the shape and dtype of ``data``, without its history; empty where nothing is given.
+
+        Raises ``GradientArgumentError`` for integers and bools that are to require grad.
+        """
         made: Any = tracer.track(torch.empty(0) if data is None else data.detach(), requires_grad)
         made._is_param = True
         return made

@@ -13,7 +13,7 @@ from nn.module import Module
 class Residual(Module):
     """``body(x) + shortcut(x)``; without ``shortcut`` it is ``x`` itself (He et al., 2016).
 
-    Further arguments go to ``body``. Raises ``ShapeError`` where the two shapes differ.
+    Further arguments go to ``body``.
     """
 
     def __init__(self, body: torch.nn.Module, shortcut: torch.nn.Module | None = None) -> None:
@@ -22,11 +22,13 @@ class Residual(Module):
         self.shortcut = shortcut
 
     def forward(self, input: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """The shape that ``body`` gives. Raises ``ShapeError`` where ``shortcut`` gives another."""
         changed = self.body(input, *args, **kwargs)
-        kept = input if self.shortcut is None else self.shortcut(input)
-        if changed.shape != kept.shape:
+        passed = input if self.shortcut is None else self.shortcut(input)
+        if changed.shape != passed.shape:
             raise ShapeError(
-                f"Residual: the body gives shape {tuple(changed.shape)} and the shortcut {tuple(kept.shape)} for an input of shape "
-                f"{tuple(input.shape)}. A shortcut such as a 1x1 convolution can change the input's shape."
+                f"Residual: the body gives shape {tuple(changed.shape)} and the shortcut {tuple(passed.shape)} for an "
+                f"input of shape {tuple(input.shape)}. A shortcut such as a 1x1 convolution can change the input's "
+                f"shape."
             )
-        return changed + kept
+        return changed + passed

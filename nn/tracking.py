@@ -28,9 +28,9 @@ class UninitializedParameter(torch.nn.UninitializedParameter):
 def track(module: M) -> M:
     """Turn every parameter of ``module`` and its submodules into a tracked one, in place, and return ``module``.
 
-    The objects stay the same, so optimisers that hold them, ties between modules and the keys of ``state_dict`` stay as they are;
-    ``.grad`` and hooks are kept. Buffers stay plain. Lazy parameters are tracked once the first forward pass gives them a shape.
-    Tracking twice changes nothing.
+    The objects stay the same, so optimisers that hold them, ties between modules and the keys of ``state_dict`` stay as
+    they are; ``.grad`` and hooks are kept. Buffers stay plain. Lazy parameters are tracked once the first forward pass
+    gives them a shape. Tracking twice changes nothing.
 
     Raises ``UnsupportedError`` for parameters of other tensor subclasses (DTensor); the module is then as it was.
     """
@@ -46,7 +46,8 @@ def check(parameter: Any) -> None:
     """Raise ``UnsupportedError`` for a parameter that cannot be tracked."""
     if type(parameter) not in _TRACKABLE:
         raise UnsupportedError(
-            f"a {type(parameter).__name__} cannot be tracked: parameters of other tensor subclasses keep their own class."
+            f"a {type(parameter).__name__} cannot be tracked: parameters of other tensor subclasses keep their own "
+            f"class."
         )
 
 

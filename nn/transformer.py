@@ -13,10 +13,12 @@ from nn.layers import TransformerEncoderLayer
 
 
 class TransformerBlock(TransformerEncoderLayer):
-    """Self-attention and a feed-forward network, each with a residual connection and a layer norm: ``(*, L, d_model)`` to the same shape.
+    """Self-attention and a feed-forward network, each with a residual connection and a layer norm.
 
-    ``torch.nn.TransformerEncoderLayer(..., batch_first=True)`` in its arguments, its parameters and its values, with every step in the
-    graph and any number of batch dimensions. Layer norm comes after each part, or with ``norm_first`` before it.
+    Takes ``(*, L, d_model)`` and gives the same shape. It is
+    ``torch.nn.TransformerEncoderLayer(..., batch_first=True)`` in its arguments, its parameters and its values, with
+    every step in the graph and any number of batch dimensions. Layer norm comes after each part, or with ``norm_first``
+    before it.
     """
 
     self_attn: SelfAttention

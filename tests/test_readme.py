@@ -1,4 +1,4 @@
-"""Every Python block of the README and of the pages in ``docs/`` runs."""
+"""Every Python block of the README and of the pages in ``docs/`` runs; every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
 
 def blocks(page: Path) -> list[str]:
@@ -20,6 +21,12 @@ def blocks(page: Path) -> list[str]:
 
 def test_the_readme_has_code() -> None:
     assert len(blocks(PAGES[0])) >= 5
+
+
+@pytest.mark.parametrize("page", TEXTS, ids=lambda page: page.stem)
+def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
