@@ -7,11 +7,12 @@ from typing import Any
 import torch
 
 import tracer
+from tracer.tracked_tensor import is_parameter, mark_as_parameter
 
 
 class _ParameterMeta(type):
     def __instancecheck__(cls, instance: Any) -> bool:
-        return isinstance(instance, tracer.Tensor) and getattr(instance, "_is_param", False)
+        return isinstance(instance, tracer.Tensor) and is_parameter(instance)
 
 
 class Parameter(metaclass=_ParameterMeta):
@@ -27,6 +28,4 @@ class Parameter(metaclass=_ParameterMeta):
 
         Raises ``GradientArgumentError`` for integers and bools that are to require grad.
         """
-        made: Any = tracer.track(torch.empty(0) if data is None else data.detach(), requires_grad)
-        made._is_param = True
-        return made
+        return mark_as_parameter(tracer.track(torch.empty(0) if data is None else data.detach(), requires_grad))

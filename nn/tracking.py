@@ -8,6 +8,7 @@ import torch
 
 import tracer
 from tracer.errors import UnsupportedError
+from tracer.tracked_tensor import mark_as_parameter, track_in_place
 
 M = TypeVar("M", bound=torch.nn.Module)
 
@@ -59,18 +60,7 @@ def track_parameter(parameter: Any) -> None:
     if isinstance(parameter, torch.nn.UninitializedParameter):
         parameter.__class__ = UninitializedParameter
         return
-    wanted = parameter.requires_grad
-    hooks, post_hooks = parameter._backward_hooks, parameter._post_accumulate_grad_hooks
-    parameter.requires_grad_(False)
-    # Assigning the class keeps the object, and with it every reference that optimisers and other modules hold.
-    parameter.__class__ = tracer.Tensor
-    parameter._is_param = True
-    if wanted:
-        parameter.requires_grad_(True)
-        extras = parameter._node.extra()
-        # The dictionaries themselves, so that handles given out before still remove their hooks.
-        extras.hooks = hooks if hooks is not None else extras.hooks
-        extras.post_hooks = post_hooks if post_hooks is not None else extras.post_hooks
+    mark_as_parameter(track_in_place(parameter))
 
 
 _TRACKABLE = frozenset(

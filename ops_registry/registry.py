@@ -224,6 +224,7 @@ def lookup(func: Callable[..., Any]) -> Rule | None:
 
 
 def find(func: Callable[..., Any]) -> Spelling | None:
+    """The spelling in force for ``func`` in this thread; None where no rule covers it."""
     try:
         return active.table[func]
     except KeyError:

@@ -47,7 +47,7 @@ FLOORS = {
         ("registry",),
         ("binding",),
         ("rule", "spellings"),
-        ("signatures", "projection", "shared"),
+        ("signatures", "projection", "shared", "strided"),
         ("errors", "torch_private"),
     ),
 }

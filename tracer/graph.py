@@ -112,8 +112,9 @@ class Graph:
 
     @property
     def digraph(self) -> rx.PyDiGraph[GraphNode, int]:
-        """The graph as a ``rustworkx.PyDiGraph``: payloads are ``GraphNode``, an edge leads from an input to the call that used
-        it and carries the input's position. Built from what is alive at the time of asking.
+        """The graph as a ``rustworkx.PyDiGraph``, built from what is alive at the time of asking.
+
+        Payloads are ``GraphNode``; an edge leads from an input to the call that used it and carries the input's position.
         """
         return build_digraph(self.nodes())
 

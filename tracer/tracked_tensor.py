@@ -237,7 +237,7 @@ class Tensor(torch.Tensor):
         # A plain tensor is what torch's safe loading accepts; it is adopted, with its gradient, wherever it meets a tracked one.
         with DisableTorchFunctionSubclass():
             plain = plain_alias(self)
-        if getattr(self, "_is_param", False):
+        if is_parameter(self):
             plain = torch.nn.Parameter(plain, requires_grad=self._node is not None)
         elif self._node is not None:
             plain.requires_grad_()
@@ -263,6 +263,33 @@ def tracked_alias(tensor: torch.Tensor, node: Node | None = None) -> Tensor:
     """A tracked tensor that shares the memory of ``tensor`` and has ``node`` as its history."""
     with DisableTorchFunctionSubclass():
         return become_tracked(plain_alias(tensor), node)
+
+
+def track_in_place(tensor: Any) -> Tensor:
+    """Turn a plain leaf into a tracked one, in place: the object, its ``.grad`` and its hooks stay, also hooks whose handles are out."""
+    wanted, hooks, post_hooks = tensor.requires_grad, tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    tensor.requires_grad_(False)
+    # Assigning the class keeps the object, and with it every reference that optimisers and other modules hold.
+    tracked = become_tracked(tensor)
+    if wanted:
+        node = tracked.requires_grad_()._node
+        assert node is not None
+        # The dictionaries themselves, so that handles given out before still remove their hooks.
+        extras = node.extra()
+        extras.hooks = extras.hooks if hooks is None else hooks
+        extras.post_hooks = extras.post_hooks if post_hooks is None else post_hooks
+    return tracked
+
+
+def mark_as_parameter(tensor: Tensor) -> Tensor:
+    """Let a tracked leaf be an instance of ``torch.nn.Parameter``, by the attribute that torch's class asks for."""
+    tensor._is_param = True
+    return tensor
+
+
+def is_parameter(tensor: torch.Tensor) -> bool:
+    """Whether ``mark_as_parameter`` has marked it."""
+    return getattr(tensor, "_is_param", False)
 
 
 def zero_grad_of(tensor: torch.Tensor, set_to_none: bool) -> None:

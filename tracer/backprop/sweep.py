@@ -89,7 +89,7 @@ class Sweep:
             set_grad_enabled(mode)
         return self.found
 
-    def _visit(self, order: list[Node]) -> None:
+    def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912
         grads, zero, owned = self.grads, self.zero, self.owned
         take = grads.pop
         keep_graph = self.keep_graph

@@ -22,16 +22,21 @@ class Owner(Protocol):
     saved: tuple[Any, ...] | None
 
     @property
-    def title(self) -> str: ...
+    def title(self) -> str:
+        """How errors name the call."""
 
     @property
-    def next_functions(self) -> Any: ...
+    def next_functions(self) -> Any:
+        """As torch's ``grad_fn.next_functions``."""
 
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """As torch's ``grad_fn.name()``."""
 
-    def of_result(self, index: int, result: torch.Tensor) -> Node: ...
+    def of_result(self, index: int, result: torch.Tensor) -> Node:
+        """The node of one of the results."""
 
-    def refuse(self, tensor: torch.Tensor, what: str) -> torch.Tensor: ...
+    def refuse(self, tensor: torch.Tensor, what: str) -> torch.Tensor:
+        """An alias of an unrecorded value, which raises when a gradient comes to it."""
 
 
 class SavedTensor:

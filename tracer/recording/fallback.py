@@ -31,9 +31,9 @@ def fallback_active() -> bool:
 
 @contextmanager
 def fallback(source: str) -> Iterator[None]:
-    """``with fallback("torch"):`` calls of functions without a rule, made inside, get their derivative from torch's own autograd.
+    """Take the derivatives of functions without a rule from torch's own autograd, for the calls made inside the block.
 
-    The graph shows them as ``torch:<name>``. First derivatives only: a second one through such a call raises ``SecondDerivativeError``.
+    The only ``source`` is "torch"; any other raises ``UnsupportedError``. The graph shows such calls as ``torch:<name>``. First derivatives only: a second one through such a call raises ``SecondDerivativeError``.
     """
     if source != "torch":
         raise UnsupportedError(f"fallback({source!r}): the only source of missing derivatives is 'torch'")

@@ -36,7 +36,7 @@ _LANES: dict[Kind, Callable[..., Any]] = {
 }
 
 
-def intercept(
+def intercept(  # noqa: C901, PLR0912
     cls: type,
     func: Callable[..., Any],
     types: tuple[type, ...],

@@ -56,8 +56,10 @@ class MissingRule(OpaqueNode):
 
 
 class _Running(threading.local):
-    """Python-level functions whose body is running: met again inside itself, a function is a call of its C counterpart
-    (``Tensor.unflatten`` calls ``super().unflatten``, which arrives under the same name).
+    """Python-level functions whose body is running.
+
+    Met again inside itself, a function is a call of its C counterpart: ``Tensor.unflatten`` calls ``super().unflatten``, which arrives
+    under the same name.
     """
 
     def __init__(self) -> None:
