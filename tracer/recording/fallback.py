@@ -33,7 +33,8 @@ def fallback_active() -> bool:
 def fallback(source: str) -> Iterator[None]:
     """Take the derivatives of functions without a rule from torch's own autograd, for the calls made inside the block.
 
-    The only ``source`` is "torch"; any other raises ``UnsupportedError``. The graph shows such calls as ``torch:<name>``. First derivatives only: a second one through such a call raises ``SecondDerivativeError``.
+    The only ``source`` is "torch"; any other raises ``UnsupportedError``. The graph shows such calls as ``torch:<name>``.
+    First derivatives only: a second one through such a call raises ``SecondDerivativeError``.
     """
     if source != "torch":
         raise UnsupportedError(f"fallback({source!r}): the only source of missing derivatives is 'torch'")
