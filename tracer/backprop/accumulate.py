@@ -76,6 +76,8 @@ def _has_sum(tensor: torch.Tensor) -> bool:
 
 
 def _set(tensor: torch.Tensor, grad: torch.Tensor) -> None:
+    if tensor.layout is torch.strided and grad.layout not in (torch.strided, torch.sparse_coo):
+        grad = grad.to_dense()  # torch's setter refuses a compressed .grad of a dense tensor
     if tensor.layout is torch.strided or grad.layout is tensor.layout:
         _GRAD.__set__(tensor, grad)
         return

@@ -94,11 +94,10 @@ def _check_backward(
 ) -> None:
     torch.autograd.backward(live, cotangents)
     for i, (x, wanted) in enumerate(zip(inputs, first, strict=True)):
+        if wanted is not None and x.layout is torch.strided and wanted.layout is not torch.sparse_coo:
+            wanted = wanted.to_dense()  # .grad of a dense tensor cannot be of a compressed layout
         if not _same(x.grad, wanted):
-            raise BackwardDiffersError(
-                f"backward() differs from grad(): wanted input {i} has {_described(x.grad)} in .grad, and grad() gave "
-                f"{_described(wanted)}"
-            )
+            raise BackwardDiffersError(f"backward() differs from grad() (wanted input {i}: {_apart(x.grad, wanted)})")
     for x in inputs:
         x.grad = None
 
@@ -115,8 +114,11 @@ def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
     return torch.allclose(left, right, rtol=rounding, atol=rounding, equal_nan=True)
 
 
-def _described(gradient: torch.Tensor | None) -> str:
-    return "None" if gradient is None else f"{plain(gradient)}"
+def _apart(filled: torch.Tensor | None, returned: torch.Tensor | None) -> str:
+    if filled is not None and returned is not None and filled.shape == returned.shape:
+        return how_far(plain(filled), plain(returned))[0]
+    kinds = ["None" if g is None else f"{str(g.dtype)[6:]}{list(g.shape)}" for g in (filled, returned)]
+    return f"{kinds[0]} in place of {kinds[1]}"
 
 
 # ---------------------------------------------------------------------------------------------- against torch

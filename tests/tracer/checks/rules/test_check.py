@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
 from collections.abc import Callable
@@ -274,6 +275,17 @@ def test_a_wrong_rule_of_one_spelling_only() -> None:
     error = failure(torch.exp, dtypes=FLOAT64)
     assert error.kind == "factor"
     assert "exp_" in str(error)
+
+
+def test_a_gradient_that_backward_gives_otherwise_than_grad() -> None:
+    calls = itertools.count()
+
+    def drifting(grad: T, x: T, scale: float) -> T:
+        return grad * 2 * scale * x.conj() * (1 + 1e-13 * next(calls))
+
+    ops_registry.backward(scaled_square)(drifting)
+    error = failure(scaled_square, dtypes=(torch.float64, torch.complex128))
+    assert error.kind == "backward() differs from grad()"
 
 
 def test_a_missing_rule_says_what_to_do() -> None:
