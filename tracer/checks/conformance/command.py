@@ -3,6 +3,10 @@
 Values, gradients and (``--order 2``) second derivatives are compared with torch's own autograd on the same inputs, random state and
 cotangents, for every spelling and every sample. ``known_gaps.json`` names what is known to differ, with the reason. The exit
 status is 1 when anything else fails, and when something on that list passes.
+
+Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``; how
+they are run: ``--jobs N`` worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source
+MODULE:NAME`` take another list of known gaps and another list of operators.
 """
 
 from __future__ import annotations

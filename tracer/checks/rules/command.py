@@ -3,6 +3,9 @@
 Arguments are drawn from the op's signature and taken from the calls that the samples of torch's operator database lead to, forward and
 backward, so that kernels are met with the arguments they really get; the rest comes from the table in ``handmade_samples``. The exit status
 is 1 when a rule is wrong that ``KNOWN`` does not name.
+
+``--rules REGEX`` takes only the rules whose name it finds a match in, ``--examples N`` and ``--samples N`` say how many arguments of a rule
+are drawn and how many taken from the database, ``--jobs N`` runs worker processes, ``--json FILE`` writes everything there.
 """
 
 from __future__ import annotations

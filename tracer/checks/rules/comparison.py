@@ -24,7 +24,7 @@ from tracer.checks.tolerances import drawn_tolerance
 OTHER_DTYPES, OTHER_SPELLINGS, WATCHED = 4, 6, 9
 
 
-class Verdict(Enum):
+class Answer(Enum):
     """What came of one comparison."""
 
     RIGHT = "right"
@@ -75,10 +75,10 @@ class RuleComparison:
             return False
         compared = False
         for wanted in call.subsets():
-            verdict = self._compare(call, wanted, 2, everything=len(wanted) == len(call.able))
-            if verdict is Verdict.WRONG:
+            answer = self._compare(call, wanted, 2, everything=len(wanted) == len(call.able))
+            if answer is Answer.WRONG:
                 return True
-            compared = compared or verdict is Verdict.RIGHT
+            compared = compared or answer is Answer.RIGHT
         if compared and call.able and not self.rule.no_gradient:
             if turn < WATCHED:
                 check_formulas(self.checked, call)
@@ -90,12 +90,12 @@ class RuleComparison:
         return compared
 
     def _check_spelling(self, call: SampleCall) -> None:
-        if self._compare(call, tuple(call.able), 1) is Verdict.RIGHT:
+        if self._compare(call, tuple(call.able), 1) is Answer.RIGHT:
             self.report.spellings[name_of(call.spelling)] += 1
 
     def _check_dtype(self, sample: Sample, dtype: torch.dtype) -> None:
         call = SampleCall(self.rule, self.main, Sample(cast(sample.values, dtype), sample.source), dtype)
-        if self._compare(call, tuple(call.able), 1, everything=dtype.is_complex) is Verdict.RIGHT:
+        if self._compare(call, tuple(call.able), 1, everything=dtype.is_complex) is Answer.RIGHT:
             self.report.dtypes[str(dtype)[6:]] += 1
 
     def _note(self, call: SampleCall) -> None:
@@ -103,29 +103,29 @@ class RuleComparison:
         self.report.spellings[name_of(call.spelling)] += 1
 
     # ---------------------------------------------------------------- comparisons
-    def _compare(self, call: SampleCall, wanted: tuple[int, ...], order: int, everything: bool = False) -> Verdict:
+    def _compare(self, call: SampleCall, wanted: tuple[int, ...], order: int, everything: bool = False) -> Answer:
         """Ours against torch's and, where ``everything`` is wanted, against differences."""
         theirs = self.checked.by_torch(call, wanted, order)
         if theirs is None and (call.spelling is not self.main or not call.runs):
             self.report.refused += 1
-            return Verdict.UNKNOWN
+            return Answer.UNKNOWN
         ours = self._ours(call, wanted, order, theirs)
-        if isinstance(ours, Verdict):
+        if isinstance(ours, Answer):
             return ours
         torch_says = self._compare_with_torch(call, wanted, ours, theirs)
-        if torch_says is Verdict.WRONG:
-            return Verdict.WRONG
+        if torch_says is Answer.WRONG:
+            return Answer.WRONG
         measurable = call.dtype in (torch.float64, torch.complex128) and any(ours.requires_grad)
         if everything and self.options.differences and measurable:
-            highest = 0 if torch_says is Verdict.UNKNOWN or theirs is None else 2 if theirs.second else 1
+            highest = 0 if torch_says is Answer.UNKNOWN or theirs is None else 2 if theirs.second else 1
             if not self._compare_with_differences(call, wanted, ours, highest):
-                return Verdict.WRONG
+                return Answer.WRONG
         self.report.orders[2 if ours.second else 1] += 1
-        return Verdict.RIGHT
+        return Answer.RIGHT
 
     def _ours(
         self, call: SampleCall, wanted: tuple[int, ...], order: int, theirs: Derivatives | None
-    ) -> Derivatives | Verdict:
+    ) -> Derivatives | Answer:
         """Our derivatives, to the highest order that the rule supports; else what came of the attempt."""
         for attempt in range(order, 0, -1):
             try:
@@ -137,29 +137,29 @@ class RuleComparison:
                     self.report.unsupported[f"order {attempt}: {said}"] += 1
                 elif attempt == 1 or (theirs is not None and theirs.second):
                     self.checked.fail_with(error, call, _names(call, wanted), attempt)
-                    return Verdict.WRONG
+                    return Answer.WRONG
                 else:
                     self.report.unsupported[f"order {attempt}: {type(error).__name__}: {said}"] += 1
-        return Verdict.UNKNOWN
+        return Answer.UNKNOWN
 
     def _compare_with_torch(
         self, call: SampleCall, wanted: tuple[int, ...], ours: Derivatives, theirs: Derivatives | None
-    ) -> Verdict:
+    ) -> Answer:
         """Whether ours are those of torch; unknown where it is not to be asked, or is what is wrong."""
         if theirs is None or not self.options.torch_agrees:
-            return Verdict.UNKNOWN
+            return Answer.UNKNOWN
         self.report.against_torch += 1
         found = first_difference(ours, theirs, drawn_tolerance)
         if found is None:
-            return Verdict.RIGHT
+            return Answer.RIGHT
         if self.checked.differences_approve(call, call, wanted, ours, found):
             self.report.torch_wrong += 1
-            return Verdict.UNKNOWN
+            return Answer.UNKNOWN
         names = _names(call, wanted)
         name = names[found.index] if found.what.endswith("derivative") and found.index < len(names) else ""
         order = 2 if found.what.startswith("second") else 1
         self.checked.fail(f"{found.what or 'result'}: {found.aspect}", found.detail, call, names, order, name)
-        return Verdict.WRONG
+        return Answer.WRONG
 
     def _compare_with_differences(
         self, call: SampleCall, wanted: tuple[int, ...], ours: Derivatives, confirmed: int

@@ -28,7 +28,7 @@ from tracer.checks.leaves import (
     tracked_leaf,
     twin,
 )
-from tracer.checks.mistakes import UNKNOWN, diagnose
+from tracer.checks.mistakes import UNKNOWN, diagnose, expands_to
 from tracer.checks.rules.sample_call import SampleCall, name_of
 from tracer.errors import Mistake
 
@@ -251,17 +251,12 @@ def result_mistake(rule: Rule, main: Spelling, call: SampleCall, error: RuleResu
     except Exception:
         pass
     for gradient, value in shapes:
-        if gradient == value or _expands(value, gradient):
+        if gradient == value or expands_to(value, gradient):
             continue
         if sorted(gradient) == sorted(value):
             return Mistake("transposed", f"a gradient of shape {gradient} for an input of shape {value}")
-        if _expands(gradient, value):
+        if expands_to(gradient, value):
             return Mistake(
                 "missing broadcast", f"a gradient of shape {gradient} has to be expanded to that of the input, {value}"
             )
     return Mistake("wrong shape", str(error))
-
-
-def _expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    lead = len(to) - len(shape)
-    return lead >= 0 and all(s in (1, t) for s, t in zip(shape, to[lead:], strict=True))
