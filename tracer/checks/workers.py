@@ -33,6 +33,7 @@ def serve(connection: Connection, work: Work) -> None:
     """What a worker does: run what it is sent until it is ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
     torch.set_num_threads(1)
+    torch.ones((), requires_grad=True).backward()  # torch imports much at its first backward pass: not on a job's time
     work.start(work.argument)
     connection.send(None)
     while True:
