@@ -94,3 +94,6 @@ NestedTensor: Any = torch.nested._internal.nested_tensor.NestedTensor
 #: Where torch's own ``gradcheck`` looks up the identity that takes a gradient away, and that identity: it knows native tensors only.
 TorchFunctions: Any = torch._C._functions
 UndefinedGrad: Any = TorchFunctions.UndefinedGrad
+
+#: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
+is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled

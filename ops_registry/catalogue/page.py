@@ -16,16 +16,15 @@ from typing import Any
 
 import torch
 
-from ops_registry import registry
 from ops_registry.catalogue.formula_calls import refuses, returns_none, without_rule
-from ops_registry.registry import TABLE
+from ops_registry.registry import RULES, TABLE, list_rules
 from ops_registry.rule import META, Formula, Rule
 from ops_registry.signatures import base_name
 from ops_registry.torch_private import C_NAMESPACES, schemas
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "ops.md"
-RULES = "ops_registry/rules"
+FOLDER = "ops_registry/rules"
 
 #: Where the functions of torch's C namespaces are found in public, one for each.
 C_OWNERS = ("torch", "F", "torch.special", "torch.linalg", "torch.fft", "torch.sparse")
@@ -99,7 +98,7 @@ derivatives for every rule.
 
 def all_rules() -> dict[str, Rule]:
     """Every rule, by name."""
-    return dict(sorted(registry.RULES.items()))
+    return dict(sorted(RULES.items()))
 
 
 # ---------------------------------------------------------------- spellings
@@ -246,7 +245,7 @@ def _file(rule: Rule) -> str:
 
 
 def _links(rule: Rule) -> str:
-    return "<br>".join(f"[{name}:{line}](../{RULES}/{name}#L{line})" for name, line in _places(rule))
+    return "<br>".join(f"[{name}:{line}](../{FOLDER}/{name}#L{line})" for name, line in _places(rule))
 
 
 # ---------------------------------------------------------------- the page
@@ -260,12 +259,12 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
 
 def _topic(file: str) -> str:
     """The first paragraph of a rule file's docstring."""
-    module = importlib.import_module(f"{RULES.replace('/', '.')}.{file.removesuffix('.py')}")
+    module = importlib.import_module(f"{FOLDER.replace('/', '.')}.{file.removesuffix('.py')}")
     return " ".join((module.__doc__ or "").strip().split("\n\n")[0].split())
 
 
 def _counts(rules: dict[str, Rule]) -> list[str]:
-    kinds = Counter(info.kind for info in registry.list_rules())
+    kinds = Counter(info.kind for info in list_rules())
     formulas = [f for rule in rules.values() for f in rule.formulas if not rule.no_gradient]
     second = Counter(second_order(f.function).split()[0].rstrip("°") for f in formulas)
     return [

@@ -6,13 +6,20 @@ from typing import Any
 
 import pytest
 import torch
-from support.kept_bytes import tensors_of
-from support.op_samples import operators, samples_of, seed
 from torch.utils._pytree import tree_unflatten
 
 import tracer
-from tracer.checks.conformance.operators import Sample, Way, ways
-from tracer.checks.derivatives import can_have_gradient, leaves_of, native_leaf, plain, random_like, tracked_leaf
+from tracer.checks.conformance.operators import Way, operators, ways
+from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
+from tracer.checks.leaves import (
+    can_have_gradient,
+    leaves_of,
+    native_leaf,
+    plain,
+    random_like,
+    tensors_of,
+    tracked_leaf,
+)
 
 CHUNKS = 4
 SINGLE, DOUBLE, HALF, COMPLEX = torch.float32, torch.float64, torch.bfloat16, torch.complex64
@@ -66,7 +73,7 @@ def converted(value: torch.Tensor, dtype: Any) -> torch.Tensor:
     return (value * (1 + 0.5j) if dtype is COMPLEX else value).to(dtype)
 
 
-def mixed(sample: Sample, able: list[int], mixture: tuple[Any, Any]) -> list[Any]:
+def mixed(sample: OpSample, able: list[int], mixture: tuple[Any, Any]) -> list[Any]:
     """The arguments of a sample, its floating tensors in the dtypes of a mixture."""
     dtypes = [mixture[0], *[mixture[1]] * (len(able) - 1)]
     if NUMBER in mixture:
@@ -77,10 +84,10 @@ def mixed(sample: Sample, able: list[int], mixture: tuple[Any, Any]) -> list[Any
     return leaves
 
 
-def run(way: Way, sample: Sample, leaves: list[Any]) -> list[torch.Tensor]:
+def run(way: Way, sample: OpSample, leaves: list[Any]) -> list[torch.Tensor]:
     """The results of one call."""
     arguments, keywords = tree_unflatten(leaves, sample.spec)
-    seed()
+    seed_call()
     return tensors_of(sample.process(way(arguments, keywords)))
 
 
@@ -90,7 +97,7 @@ def gradients(results: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[t
     return [None if g is None else plain(g) for g in found]
 
 
-def in_one_dtype(way: Way, sample: Sample, leaves: list[Any], able: list[int]) -> list[torch.Tensor | None]:
+def in_one_dtype(way: Way, sample: OpSample, leaves: list[Any], able: list[int]) -> list[torch.Tensor | None]:
     """torch's gradients where the tensors are first brought to their common dtype."""
     native = leaves_of(leaves, able, native_leaf)
     common = native[able[0]].dtype
@@ -124,7 +131,7 @@ def assert_alike(ours: torch.Tensor | None, theirs: torch.Tensor | None, low: bo
 def test_results_and_gradients_of_mixed_dtypes_are_those_of_torch(chunk: int, op_db: dict[str, Any]) -> None:
     compared = 0
     for name in sorted(set(op_db) - set(LEFT_OUT))[chunk::CHUNKS]:
-        for sample in samples_of(op_db[name], 2):
+        for sample in first_samples(op_db[name], 2):
             able = [i for i, v in enumerate(sample.leaves) if can_have_gradient(v)]
             tensors = {id(sample.leaves[i]): sample.leaves[i] for i in able}
             if len(tensors) > 1 and all(t.layout is torch.strided and t.numel() for t in tensors.values()):
@@ -133,7 +140,7 @@ def test_results_and_gradients_of_mixed_dtypes_are_those_of_torch(chunk: int, op
     assert compared > 100
 
 
-def check(name: str, way: Way, sample: Sample, able: list[int], mixture: tuple[Any, Any]) -> bool:
+def check(name: str, way: Way, sample: OpSample, able: list[int], mixture: tuple[Any, Any]) -> bool:
     """One call; False where torch refuses it."""
     leaves = mixed(sample, able, mixture)
     native = leaves_of(leaves, able, native_leaf)

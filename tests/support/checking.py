@@ -14,21 +14,10 @@ from typing import Any, Literal
 import torch
 
 import tracer
-from tracer.checks import derivatives as checking
-from tracer.checks.derivatives import (
-    SEED,
-    can_have_gradient,
-    differentiate,
-    first_by_differences,
-    first_difference,
-    inner,
-    leaves_of,
-    native_leaf,
-    random_like,
-    second_by_differences,
-    slope_of,
-    tracked_leaf,
-)
+from tracer.checks import leaves as checked_leaves
+from tracer.checks.derivatives import differentiate, first_difference
+from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, native_leaf, random_like, tracked_leaf
+from tracer.checks.slopes import first_by_differences, inner, second_by_differences, slope_of
 
 Make = Callable[[torch.device], torch.Tensor]
 
@@ -90,7 +79,7 @@ def as_outputs(result: Any) -> list[torch.Tensor]:
 
 def plain(tensor: Any) -> Any:
     """A tracked tensor as a plain one without history; None stays None."""
-    return None if tensor is None else checking.plain(tensor)
+    return None if tensor is None else checked_leaves.plain(tensor)
 
 
 def cotangents(outputs: list[torch.Tensor], seed: int = 1) -> list[torch.Tensor]:

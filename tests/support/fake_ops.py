@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-import tracer
+from tracer.tracked_tensor import Tensor
 
 
 @dataclass
@@ -57,7 +57,9 @@ class FakeOp:
     def supported_backward_dtypes(self, device_type: str) -> set[torch.dtype]:
         return set(self.dtypes)
 
-    def sample_inputs(self, device: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[FakeSample]:
+    def sample_inputs_func(
+        self, op: FakeOp, device: str, dtype: torch.dtype, requires_grad: bool
+    ) -> Iterator[FakeSample]:
         torch.manual_seed(0)
         for shape in ((3,), (2, 2)):
             yield FakeSample(torch.rand(shape, device=device, dtype=dtype).requires_grad_(requires_grad))
@@ -67,7 +69,7 @@ def only_tracked(effect: Callable[[], Any]) -> Callable[[torch.Tensor], torch.Te
     """The sine, with something happening when it is called on a tracked tensor."""
 
     def function(x: torch.Tensor) -> torch.Tensor:
-        factor = effect() if isinstance(x, tracer.Tensor) else 1
+        factor = effect() if isinstance(x, Tensor) else 1
         return x.sin() * (1 if factor is None else factor)
 
     return function

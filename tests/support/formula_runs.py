@@ -11,12 +11,12 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry.registry import TABLE
 from ops_registry.rule import Step
-from tracer import Tensor
 from tracer.node import CallNode, Node, Output
+from tracer.tracked_tensor import Tensor
 
 
 @dataclass(frozen=True)
-class Run:
+class FormulaRun:
     """One formula that was run."""
 
     node: Node
@@ -42,14 +42,14 @@ class Run:
         ]
 
 
-def watch(nodes: Sequence[Node]) -> list[Run]:
+def watch(nodes: Sequence[Node]) -> list[FormulaRun]:
     """A list that fills with the formulas of these nodes as backward runs them."""
-    runs: list[Run] = []
+    runs: list[FormulaRun] = []
 
     def watched(node: Node, step: Step) -> Step:
         def call(grad: Any, kept: tuple[Any, ...], needs: tuple[bool, ...] | None) -> Any:
             result = step.call(grad, kept, needs)
-            runs.append(Run(node, step, grad, result))
+            runs.append(FormulaRun(node, step, grad, result))
             return result
 
         return replace(step, call=call)

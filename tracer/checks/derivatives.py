@@ -1,4 +1,4 @@
-"""How a gradient is checked: the derivatives of one call by tracked tensors, by torch and by central differences, and what differs.
+"""The derivatives of one call, by tracked tensors or by torch, and the first thing in which two sets of them differ.
 
 What ``check_rule``, the conformance command and the project's own rule tests have in common.
 """
@@ -10,80 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from ops_registry.errors import GlassgradError
+from tracer.checks.leaves import SEED, MakeLeaf, plain, random_like, tensors_of, tracked_leaf
 
 #: Takes the leaves of a call (tensors and other arguments), and returns the op's result.
 Call = Callable[[list[Any]], Any]
-#: Makes a leaf of a plain tensor, which requires grad if the second argument says so.
-MakeLeaf = Callable[[torch.Tensor, bool], torch.Tensor]
-
-#: The random state in which every call is made, so that random ops draw the same.
-SEED = 42
-
-#: Step of central differences in float64, and how far they are from the truth: the truncated terms and the rounding of the values.
-STEP = 1e-6
 
 
-# ---------------------------------------------------------------------------------------------- tensors
-def plain(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values without a history."""
-    with DisableTorchFunctionSubclass():
-        return TensorBase.detach(tensor)
-
-
-def twin(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that lies in memory as the original does, gaps and repeated elements included."""
-    source = plain(tensor)
-    if source.layout != torch.strided or source.is_conj() or source.is_neg() or source.is_nested:
-        return source.clone()
-    empty = torch.empty(0, dtype=source.dtype, device=source.device)
-    return empty.set_(source.untyped_storage().clone(), source.storage_offset(), source.size(), source.stride())
-
-
-def strewn(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, lying in memory with gaps and with the axes in reverse order."""
-    axes = list(range(tensor.dim()))[::-1]
-    turned = plain(tensor).permute(axes)
-    return torch.stack((turned, turned), -1)[..., 0].permute(axes)
-
-
-def can_have_gradient(value: Any) -> bool:
-    """Whether a gradient can flow to it."""
-    return isinstance(value, torch.Tensor) and (value.is_floating_point() or value.is_complex())
-
-
-def random_like(tensors: Sequence[torch.Tensor], seed: int) -> list[torch.Tensor]:
-    """A random cotangent for each; complex ones have both parts. The same for the same shapes, whatever the class of the tensor."""
-    made = []
-    for i, tensor in enumerate(tensors):
-        generator = torch.Generator().manual_seed(1000 * seed + i)
-        wide = torch.complex128 if tensor.is_complex() else torch.float64
-        values = torch.randn(tuple(tensor.shape), generator=generator, dtype=wide)
-        made.append(values.to(device=tensor.device, dtype=tensor.dtype))
-    return made
-
-
-def native_leaf(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """A leaf of torch's autograd."""
-    return tensor.requires_grad_(requires_grad)
-
-
-def tracked_leaf(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """A leaf of ours."""
-    from tracer import track
-
-    return track(tensor, requires_grad)
-
-
-def leaves_of(values: Sequence[Any], wanted: Sequence[int], leaf: MakeLeaf) -> list[Any]:
-    """The values of a call with fresh leaves in place of the tensors; one that stands at two places stays one."""
-    copies: dict[int, Any] = {}
-    for i, value in enumerate(values):
-        if isinstance(value, torch.Tensor) and id(value) not in copies:
-            copies[id(value)] = leaf(twin(value), i in wanted)
-    return [copies.get(id(v), v) for v in values]
+class BackwardDiffersError(GlassgradError):
+    """``.backward()`` leaves another gradient in a leaf's ``.grad`` than ``torch.autograd.grad`` returns for it."""
 
 
 # ---------------------------------------------------------------------------------------------- derivatives
@@ -103,24 +39,25 @@ class Derivatives:
 def differentiate(call: Call, leaves: list[Any], wanted: Sequence[int], order: int, leaf: MakeLeaf) -> Derivatives:
     """Values and derivatives of ``call`` with respect to the wanted leaves.
 
-    Second derivatives are taken with respect to the cotangents too: those of a linear op are all there.
+    Second derivatives are taken with respect to the cotangents too: those of a linear op are all there. First derivatives of tracked
+    leaves are taken twice, by ``torch.autograd.grad`` and by ``.backward()``, whose sweep goes another way through the engine: the one
+    that training goes. Raises ``BackwardDiffersError`` where the two are not the same to the bit.
     """
     torch.manual_seed(SEED)
-    outputs = [o for o in tree_leaves(call(leaves)) if isinstance(o, torch.Tensor)]
+    outputs = tensors_of(call(leaves))
     inputs = [leaves[i] for i in wanted]
     live = [o for o in outputs if o.requires_grad]
-    first: list[Any] = [None] * len(inputs)
-    second: list[Any] = []
+    first: list[torch.Tensor | None] = [None] * len(inputs)
+    second: list[torch.Tensor | None] = []
     if live and inputs:
         cotangents = [leaf(c, order == 2) for c in random_like(live, 1)]
-        first = list(torch.autograd.grad(live, inputs, cotangents, create_graph=order == 2, allow_unused=True))
         if order == 2:
-            second = [None] * (len(inputs) + len(cotangents))
-            pairs = zip(first, random_like(inputs, 2), strict=True)
-            again = [(g, c) for g, c in pairs if g is not None and g.requires_grad]
-            if again:
-                roots, seeds = map(list, zip(*again, strict=True))
-                second = list(torch.autograd.grad(roots, [*inputs, *cotangents], seeds, allow_unused=True))
+            first, second = _first_and_second(live, inputs, cotangents)
+        else:
+            tracked = leaf is tracked_leaf
+            first = _gradients(live, inputs, cotangents, retain_graph=tracked)
+            if tracked:
+                _check_backward(live, inputs, cotangents, first)
     return Derivatives(
         [plain(o) for o in outputs],
         [o.requires_grad for o in outputs],
@@ -128,6 +65,60 @@ def differentiate(call: Call, leaves: list[Any], wanted: Sequence[int], order: i
         [None if g is None else plain(g) for g in second],
         [plain(t) for t in leaves if isinstance(t, torch.Tensor)],
     )
+
+
+def _gradients(
+    roots: list[torch.Tensor], inputs: list[torch.Tensor], cotangents: list[torch.Tensor], **options: bool
+) -> list[torch.Tensor | None]:
+    return list(torch.autograd.grad(roots, inputs, cotangents, allow_unused=True, **options))
+
+
+def _first_and_second(
+    live: list[torch.Tensor], inputs: list[torch.Tensor], cotangents: list[torch.Tensor]
+) -> tuple[list[torch.Tensor | None], list[torch.Tensor | None]]:
+    first = _gradients(live, inputs, cotangents, create_graph=True)
+    second: list[torch.Tensor | None] = [None] * (len(inputs) + len(cotangents))
+    pairs = zip(first, random_like(inputs, 2), strict=True)
+    again = [(g, c) for g, c in pairs if g is not None and g.requires_grad]
+    if again:
+        roots, seeds = map(list, zip(*again, strict=True))
+        second = _gradients(roots, [*inputs, *cotangents], seeds)
+    return first, second
+
+
+def _check_backward(
+    live: list[torch.Tensor],
+    inputs: list[torch.Tensor],
+    cotangents: list[torch.Tensor],
+    first: list[torch.Tensor | None],
+) -> None:
+    torch.autograd.backward(live, cotangents)
+    for i, (x, wanted) in enumerate(zip(inputs, first, strict=True)):
+        if wanted is not None and x.layout is torch.strided and wanted.layout is not torch.sparse_coo:
+            wanted = wanted.to_dense()  # .grad of a dense tensor cannot be of a compressed layout
+        if not _same(x.grad, wanted):
+            raise BackwardDiffersError(f"backward() differs from grad() (wanted input {i}: {_apart(x.grad, wanted)})")
+    for x in inputs:
+        x.grad = None
+
+
+def _same(left: torch.Tensor | None, right: torch.Tensor | None) -> bool:
+    """To the bit; where kernels add in no fixed order, as on a GPU, up to rounding."""
+    if left is None or right is None:
+        return left is right
+    left, right = plain(left), plain(right)
+    if (left.shape, left.dtype, left.device, left.layout) != (right.shape, right.dtype, right.device, right.layout):
+        return False
+    left, right = left.to_dense(), right.to_dense()
+    rounding = 0.0 if left.device.type == "cpu" else 64 * torch.finfo(left.dtype).eps
+    return torch.allclose(left, right, rtol=rounding, atol=rounding, equal_nan=True)
+
+
+def _apart(filled: torch.Tensor | None, returned: torch.Tensor | None) -> str:
+    if filled is not None and returned is not None and filled.shape == returned.shape:
+        return how_far(plain(filled), plain(returned))[0]
+    kinds = ["None" if g is None else f"{str(g.dtype)[6:]}{list(g.shape)}" for g in (filled, returned)]
+    return f"{kinds[0]} in place of {kinds[1]}"
 
 
 # ---------------------------------------------------------------------------------------------- against torch
@@ -213,90 +204,3 @@ def _as_zeros(tensor: torch.Tensor | None, other: torch.Tensor | None) -> torch.
         return tensor
     assert other is not None
     return torch.zeros_like(other)
-
-
-# ---------------------------------------------------------------------------------------------- against differences
-@dataclass(frozen=True)
-class Slope:
-    """A derivative along one direction: by backward and by central differences."""
-
-    predicted: float
-    measured: float
-    #: How large the terms are that sum up to it; what cancels in the sum leaves the error of its terms.
-    scale: float
-    #: How much the slopes on both sides differ: large at a corner or a jump, where there is no derivative to measure.
-    doubt: float
-
-    @property
-    def certain(self) -> bool:
-        """Whether there is a derivative that differences can measure."""
-        return self.doubt < 1e-3 * max(1.0, self.scale)
-
-    @property
-    def agrees(self) -> bool:
-        """Whether both derivatives are the same, as far as differences can tell."""
-        return abs(self.predicted - self.measured) <= 1e-5 * max(self.scale, abs(self.measured)) + 1e-6
-
-
-def inner(left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor]) -> tuple[float, float]:
-    """The real inner product of two lists of tensors (None counts as zeros), and that of their absolute values."""
-    total = scale = 0.0
-    for a, b in zip(left, right, strict=True):
-        if a is not None and a.numel():
-            wide = torch.complex128 if a.is_complex() or b.is_complex() else torch.float64
-            products = (a.to_dense().to(wide) * b.to(wide).conj()).real
-            total += float(products.sum())
-            scale += float(products.abs().sum())
-    return total, scale
-
-
-def slope_of(
-    loss: Callable[[list[torch.Tensor]], tuple[float, float]],
-    points: list[torch.Tensor],
-    found: Sequence[torch.Tensor | None],
-) -> Slope:
-    """The derivative of ``loss`` along a random direction from ``points``, where backward ``found`` these gradients.
-
-    ``loss`` gives its value and the sum of the absolute values of what it sums up.
-    """
-    directions = random_like(points, 3)
-    up, here, down = (
-        loss([p + sign * STEP * v for p, v in zip(points, directions, strict=True)]) for sign in (1, 0, -1)
-    )
-    predicted, scale = inner(found, directions)
-    doubt = abs(up[0] - 2 * here[0] + down[0]) / STEP
-    # Where values are large their own rounding shows in the difference.
-    return Slope(predicted, (up[0] - down[0]) / (2 * STEP), scale + 1e-4 * here[1], doubt)
-
-
-def first_by_differences(call: Call, values: Sequence[Any], wanted: Sequence[int], ours: Derivatives) -> Slope:
-    """Our first derivatives against differences of the results, contracted with the cotangents of ``differentiate``."""
-
-    def loss(points: list[torch.Tensor]) -> tuple[float, float]:
-        at = list(values)
-        for i, point in zip(wanted, points, strict=True):
-            at[i] = point
-        torch.manual_seed(SEED)
-        outputs = [plain(o) for o in tree_leaves(call(leaves_of(at, (), native_leaf))) if isinstance(o, torch.Tensor)]
-        live = [o for o, lives in zip(outputs, ours.requires_grad, strict=True) if lives]
-        return inner(live, random_like(live, 1))
-
-    return slope_of(loss, [plain(values[i]) for i in wanted], ours.first)
-
-
-def second_by_differences(call: Call, values: Sequence[Any], wanted: Sequence[int], ours: Derivatives) -> Slope:
-    """Our second derivatives against differences of our own first ones, with respect to the wanted leaves and the cotangents."""
-    live = [o for o, lives in zip(ours.outputs, ours.requires_grad, strict=True) if lives]
-
-    def loss(points: list[torch.Tensor]) -> tuple[float, float]:
-        at = list(values)
-        for i, point in zip(wanted, points, strict=False):
-            at[i] = point
-        leaves = leaves_of(at, wanted, tracked_leaf)
-        torch.manual_seed(SEED)
-        outputs = [o for o in tree_leaves(call(leaves)) if isinstance(o, torch.Tensor) and o.requires_grad]
-        inputs = [leaves[i] for i in wanted]
-        first = torch.autograd.grad(outputs, inputs, points[len(wanted) :], allow_unused=True)
-        return inner([None if g is None else plain(g) for g in first], random_like(inputs, 2))
-
-    return slope_of(loss, [plain(values[i]) for i in wanted] + random_like(live, 1), ours.second)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 #: Gives the results of the function at the present values of its inputs, as plain tensors.
-Call = Callable[[], Sequence[torch.Tensor]]
+Evaluate = Callable[[], Sequence[torch.Tensor]]
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ def unit_cotangents(output: torch.Tensor) -> list[torch.Tensor]:
     return found
 
 
-def parts_of(output: torch.Tensor) -> torch.Tensor:
+def real_and_imaginary(output: torch.Tensor) -> torch.Tensor:
     """Real and imaginary part along a new first axis; a real tensor has one part."""
     return torch.stack((output.real, output.imag)) if output.is_complex() else output.unsqueeze(0)
 
 
-def numerical_jacobians(call: Call, data: torch.Tensor, eps: float) -> list[Jacobian]:
+def numerical_jacobians(call: Evaluate, data: torch.Tensor, eps: float) -> list[Jacobian]:
     """The derivative of each output of ``call`` with respect to ``data``, by central differences of step ``eps``.
 
     ``data`` shares memory with what ``call`` computes from: one element after the other is moved and put back.
@@ -78,7 +78,7 @@ def numerical_jacobians(call: Call, data: torch.Tensor, eps: float) -> list[Jaco
             column.append(change)
     found = []
     for output, column in zip(outputs, columns, strict=True):
-        head = parts_of(output)
+        head = real_and_imaginary(output)
         kind = head.to(torch.promote_types(head.dtype, data.dtype)) if data.is_complex() else head
         shape = (*head.shape, *data.shape)
         values = torch.stack(column, -1).reshape(shape) if column else kind.new_zeros(shape)
@@ -94,20 +94,20 @@ def _positions(shape: torch.Size) -> list[tuple[int, ...]]:
     )
 
 
-def _difference(call: Call, data: torch.Tensor, position: tuple[int, ...], step: complex) -> list[torch.Tensor]:
+def _difference(call: Evaluate, data: torch.Tensor, position: tuple[int, ...], step: complex) -> list[torch.Tensor]:
     """The change of each output, by parts, per unit of the step."""
     before = data[position].clone()
     ends = []
     try:
         for sign in (1, -1):
             data[position] = before + sign * step
-            ends.append([parts_of(o).clone() for o in call()])
+            ends.append([real_and_imaginary(o).clone() for o in call()])
     finally:
         data[position] = before
     return [(up - down) / (2 * abs(step)) for up, down in zip(*ends, strict=True)]
 
 
-def directional(call: Call, data: torch.Tensor, direction: torch.Tensor, step: float) -> list[torch.Tensor]:
+def directional(call: Evaluate, data: torch.Tensor, direction: torch.Tensor, step: float) -> list[torch.Tensor]:
     """The derivative of each output of ``call`` along ``direction`` in ``data``, by central differences; ``data`` is put back."""
     before = data.clone()
     ends = []

@@ -293,7 +293,7 @@ def _known_value(case: _Case) -> Mistake | None:
     if case.same(n - a, (n - a).mean().expand_as(a)):
         return Mistake("missing term", f"the analytic derivative lacks + {_number((n - a).flatten()[0])}")
     for name, value in _candidates(case):
-        if value.is_complex() or not value.is_floating_point() or not _expands(value, case.out):
+        if value.is_complex() or not value.is_floating_point() or not expands_to(value.shape, case.out):
             continue
         value = value.detach().to(a.dtype).expand(case.out)
         for text, wanted in ((f"+ {name}", a + value), (f"- {name}", a - value)):
@@ -315,9 +315,10 @@ def _candidates(case: _Case) -> Iterator[tuple[str, torch.Tensor]]:
                 yield f"the result / {name}", result / value
 
 
-def _expands(value: torch.Tensor, shape: tuple[int, ...]) -> bool:
-    lead = len(shape) - value.dim()
-    return lead >= 0 and all(s in (1, t) for s, t in zip(value.shape, shape[lead:], strict=True))
+def expands_to(shape: Sequence[int], to: Sequence[int]) -> bool:
+    """Whether a tensor of one shape broadcasts to the other."""
+    lead = len(to) - len(shape)
+    return lead >= 0 and all(s in (1, t) for s, t in zip(shape, to[lead:], strict=True))
 
 
 def _rank_one(case: _Case) -> Mistake | None:

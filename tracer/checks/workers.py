@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
+import torch
+
 #: Fresh processes: a copy of this one could not use a GPU that this one has touched.
 _context = multiprocessing.get_context("spawn")
 
@@ -30,11 +32,8 @@ class Work:
 def serve(connection: Connection, work: Work) -> None:
     """What a worker does: run what it is sent until it is ended."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers
-    import torch
-
-    import tracer  # noqa: F401  (loaded before anyone looks at the clock)
-
     torch.set_num_threads(1)
+    torch.ones((), requires_grad=True).backward()  # torch imports much at its first backward pass: not on a job's time
     work.start(work.argument)
     connection.send(None)
     while True:
@@ -101,22 +100,32 @@ def run_all(work: Work, jobs: Sequence[Any], processes: int, timeout: float) -> 
     workers = [Worker(work) for _ in range(min(processes, len(jobs)))]
     try:
         while workers:
-            earliest = min(w.deadline for w in workers)
-            patience = None if earliest == float("inf") else max(0.0, earliest - time.monotonic())
-            signalled = wait([w.connection for w in workers], patience)
+            signalled = _signalled(workers)
             for worker in list(workers):
                 outcome = worker.attend(worker.connection in signalled, timeout)
                 if outcome is not None:
                     yield outcome
-                if worker.connection.closed:
-                    workers.remove(worker)
-                    if waiting:
-                        workers.append(Worker(work))
-                elif worker.job is None and not waiting:
-                    worker.stop()
-                    workers.remove(worker)
-                elif worker.job is None and worker.ready:
-                    worker.give(waiting.pop(), timeout)
+                _go_on(worker, workers, waiting, timeout)
     finally:
         for worker in workers:
             worker.stop()
+
+
+def _signalled(workers: list[Worker]) -> list[Any]:
+    """The connections of those that have something to say, as soon as there is one or a job runs out of time."""
+    earliest = min(w.deadline for w in workers)
+    left = None if earliest == float("inf") else max(0.0, earliest - time.monotonic())
+    return wait([w.connection for w in workers], left)
+
+
+def _go_on(worker: Worker, workers: list[Worker], waiting: list[Any], timeout: float) -> None:
+    """Give a worker its next job; replace one that is gone, and end one that has nothing left to do."""
+    if worker.connection.closed:
+        workers.remove(worker)
+        if waiting:
+            workers.append(Worker(worker.work))
+    elif worker.job is None and not waiting:
+        worker.stop()
+        workers.remove(worker)
+    elif worker.job is None and worker.ready:
+        worker.give(waiting.pop(), timeout)

@@ -3,6 +3,10 @@
 Values, gradients and (``--order 2``) second derivatives are compared with torch's own autograd on the same inputs, random state and
 cotangents, for every spelling and every sample. ``known_gaps.json`` names what is known to differ, with the reason. The exit
 status is 1 when anything else fails, and when something on that list passes.
+
+Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``; how
+they are run: ``--jobs N`` worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source
+MODULE:NAME`` take another list of known gaps and another list of operators.
 """
 
 from __future__ import annotations
@@ -18,7 +22,9 @@ from pathlib import Path
 
 import torch
 
-from tracer.checks.conformance.operators import DTYPES, OP_DB, Job, Outcome, applies, load_ops, lost, run, tier_of
+from tracer.checks.conformance.check import Job, OpOutcome, check_op, lost_op
+from tracer.checks.conformance.operators import DTYPES, applies, load_ops, tier_of
+from tracer.checks.op_database import OP_DB
 from tracer.checks.workers import Work, run_all
 
 KNOWN_GAPS = Path(__file__).parent / "known_gaps.json"
@@ -56,9 +62,9 @@ class Verdict:
     """How the outcomes and the list of known gaps fit."""
 
     #: Operators that fail in a way that the list does not name.
-    unexpected: list[Outcome]
+    unexpected: list[OpOutcome]
     #: Operators that the list names, and that fail as it says.
-    known: list[Outcome]
+    known: list[OpOutcome]
     #: Entries of the list whose operator passes.
     closed: list[Gap]
 
@@ -68,7 +74,7 @@ class Verdict:
         return not self.unexpected and not self.closed
 
 
-def judge(outcomes: Iterable[Outcome], gaps: dict[tuple[str, str, int], Gap]) -> Verdict:
+def judge(outcomes: Iterable[OpOutcome], gaps: dict[tuple[str, str, int], Gap]) -> Verdict:
     """Compare what came out with the list of known gaps."""
     verdict = Verdict([], [], [])
     for outcome in outcomes:
@@ -82,7 +88,7 @@ def judge(outcomes: Iterable[Outcome], gaps: dict[tuple[str, str, int], Gap]) ->
 
 
 # ---------------------------------------------------------------------------------------------- what is shown
-def line_of(outcome: Outcome, done: int, total: int) -> str:
+def line_of(outcome: OpOutcome, done: int, total: int) -> str:
     """One operator in one line."""
     text = (
         f"[{done}/{total}] {outcome.tier} {outcome.op}: {outcome.status}, {outcome.samples} samples in "
@@ -93,7 +99,7 @@ def line_of(outcome: Outcome, done: int, total: int) -> str:
     )
 
 
-def shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
+def with_progress(outcomes: Iterator[OpOutcome], total: int) -> Iterator[OpOutcome]:
     """The same outcomes, with progress on the standard error stream: a bar on a terminal that has rich, lines elsewhere."""
     try:
         from rich.console import Console
@@ -116,7 +122,7 @@ def shown(outcomes: Iterator[Outcome], total: int) -> Iterator[Outcome]:
             yield outcome
 
 
-def summary(outcomes: Sequence[Outcome]) -> list[dict[str, str | int]]:
+def tier_rows(outcomes: Sequence[OpOutcome]) -> list[dict[str, str | int]]:
     """One row a tier, and one for all of them."""
     rows: list[dict[str, str | int]] = []
     for tier in [*sorted({o.tier for o in outcomes}), "all"]:
@@ -136,10 +142,10 @@ def summary(outcomes: Sequence[Outcome]) -> list[dict[str, str | int]]:
     return rows
 
 
-def report(outcomes: Sequence[Outcome], verdict: Verdict) -> str:
+def conformance_report(outcomes: Sequence[OpOutcome], verdict: Verdict) -> str:
     """Summary by tier, failures by cause, and what does not fit the list of known gaps."""
     lines = ["tier  ops passed  untested  samples  spellings  comparisons  skipped (torch itself raises)"]
-    for row in summary(outcomes):
+    for row in tier_rows(outcomes):
         lines.append(
             "{tier:4}  {passed:5}/{total:<5} {untested:8}  {samples:7}  {spellings:9}  {comparisons:11}  {skipped:7}".format(
                 **row
@@ -168,7 +174,7 @@ def report(outcomes: Sequence[Outcome], verdict: Verdict) -> str:
 
 
 # ---------------------------------------------------------------------------------------------- the command
-def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="python -m tracer.checks.conformance", description=(__doc__ or "").split("\n\n")[1]
@@ -197,7 +203,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; what it returns is the exit status."""
-    options = parse(arguments)
+    options = parsed(arguments)
     names = [
         name
         for name, op in load_ops(options.source).items()
@@ -210,7 +216,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     jobs = [Job(n, options.dtype, options.order, options.device, options.samples, options.source) for n in names]
     outcomes = list(
-        shown(run_all(Work(load_ops, options.source, run, lost), jobs, options.jobs, options.timeout), len(jobs))
+        with_progress(
+            run_all(Work(load_ops, options.source, check_op, lost_op), jobs, options.jobs, options.timeout), len(jobs)
+        )
     )
     outcomes.sort(key=lambda o: (o.tier, o.op))
     verdict = judge(outcomes, read_gaps(options.gaps))
@@ -220,12 +228,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "dtype": options.dtype,
             "order": options.order,
             "device": options.device,
-            "summary": summary(outcomes),
+            "summary": tier_rows(outcomes),
             "unexpected": [o.op for o in verdict.unexpected],
             "known": [o.op for o in verdict.known],
             "closed": [asdict(g) for g in verdict.closed],
             "ops": [{**asdict(o), "status": o.status} for o in outcomes],
         }
         options.json.write_text(json.dumps(written, indent=1) + "\n")
-    print(report(outcomes, verdict))
+    print(conformance_report(outcomes, verdict))
     return 0 if verdict.good else 1

@@ -3,82 +3,35 @@
 from __future__ import annotations
 
 import itertools
-import os
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
-from ops_registry import registry
 from ops_registry.binding import Spelling
 from ops_registry.errors import RuleCheckError
-from ops_registry.registry import TABLE
+from ops_registry.registry import RULES, TABLE, find, op_name
 from ops_registry.rule import Rule
 from ops_registry.signatures import base_name, is_custom
-from tracer.checks.rules.comparison import Options, Run
-from tracer.checks.rules.diagnosis import Failure, error_of
-from tracer.checks.rules.samples import HypothesisDice, Plan, Sample, from_database, named, plans
+from tracer.checks.rules.checked_rule import CheckedRule
+from tracer.checks.rules.comparison import RuleComparison
+from tracer.checks.rules.diagnosis import error_of
+from tracer.checks.rules.drawing import drawing_plans
+from tracer.checks.rules.harvest import from_database
+from tracer.checks.rules.hypothesis_draws import collected, draws_of
+from tracer.checks.rules.report import CheckOptions, RuleReport
+from tracer.checks.rules.sample_call import SampleCall
+from tracer.checks.rules.samples import Sample, named
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.complex128)
+CHECKED_DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.complex128)
 
 #: After so many calls that fail, no more are looked for.
-ENOUGH = 12
+MAX_FAILURES = 12
 
-
-@dataclass
-class RuleReport:
-    """What ``check_rule`` looked at, all of it right."""
-
-    op: str
-    #: Calls checked, by where their arguments come from: ``given``, ``derived`` from the signature, torch's ``database``.
-    examples: Counter[str] = field(default_factory=Counter)
-    #: Calls checked in each dtype, in each spelling, and to each order.
-    dtypes: Counter[str] = field(default_factory=Counter)
-    spellings: Counter[str] = field(default_factory=Counter)
-    orders: Counter[int] = field(default_factory=Counter)
-    #: Comparisons with torch's autograd, and with central differences.
-    against_torch: int = 0
-    against_differences: int = 0
-    #: Calls at corners, where differences measure nothing; calls that torch refuses; calls that the rule itself refuses, by error.
-    corners: int = 0
-    refused: int = 0
-    unsupported: Counter[str] = field(default_factory=Counter)
-    #: Comparisons in which torch differs and central differences are on our side.
-    torch_wrong: int = 0
-    #: Comparisons in which torch is on the rule's side and differences are not: a gauge (the sign of a singular vector), arguments
-    #: that depend on each other (a kernel's input and its mean), or a fault that torch has too.
-    doubtful: int = 0
-    #: Bytes kept for backward over all calls, by the rule and by torch.
-    kept_bytes: int = 0
-    torch_bytes: int = 0
-    seconds: float = 0.0
-
-    def __str__(self) -> str:
-        sources = ", ".join(f"{n} {source}" for source, n in self.examples.items())
-        memory = f"{self.kept_bytes:,} bytes kept" + (f" (torch {self.torch_bytes:,})" if self.torch_bytes else "")
-        lines = [
-            f"{self.op}: right in {self.examples.total()} examples ({sources or 'none'}), {self.seconds:.1f} s",
-            f"  spellings: {', '.join(self.spellings)}",
-            f"  dtypes: {', '.join(f'{d} {n}' for d, n in self.dtypes.items())}; "
-            f"orders: {', '.join(f'{o}: {n}' for o, n in self.orders.items())}",
-            f"  compared {self.against_torch} times with torch, {self.against_differences} times with differences "
-            f"({self.corners} corners left out); {memory}",
-        ]
-        if self.torch_wrong:
-            lines.append(f"  torch differs, and differences are on the rule's side: {self.torch_wrong} times")
-        if self.doubtful:
-            lines.append(f"  differences disagree, and torch is on the rule's side: {self.doubtful} times")
-        if self.unsupported:
-            lines.append(
-                "  calls that the rule refuses: " + "; ".join(f"{n} x {e}" for e, n in self.unsupported.items())
-            )
-        return "\n".join(lines)
-
-    __repr__ = __str__
+#: Calls of torch's operator database that a rule is checked with.
+PER_RULE = 12
 
 
 def check_rule(
@@ -86,7 +39,7 @@ def check_rule(
     *,
     inputs: Sequence[Any] | Any = None,
     keywords: Mapping[str, Any] | None = None,
-    dtypes: Sequence[torch.dtype] = DTYPES,
+    dtypes: Sequence[torch.dtype] = CHECKED_DTYPES,
     max_examples: int = 30,
     torch_agrees: bool = True,
     differences: bool = True,
@@ -109,32 +62,20 @@ def check_rule(
     Raises ``RuleCheckError``, which names the kind of mistake, the call and the file and line of the rule; also where there is no rule, or
     nothing that could be checked.
     """
-    spelling = registry.find(op)
+    spelling = find(op)
     if spelling is None:
         raise RuleCheckError(f"{op!r} has no rule: register one with ops_registry.backward first", "no rule")
     began = time.perf_counter()
-    options = Options(tuple(dtypes), torch_agrees, differences, memory)
-    report = RuleReport(registry.op_name(op))
-    failures: list[Failure] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for rule, main in _rules(op, spelling):
-            run = Run(rule, main, _spellings(rule, main), options, report)
-            if inputs is not None:
-                samples: Iterable[Sample] = _given(main, inputs, dict(keywords or {}), max_examples)
-            else:
-                taken = from_database(rule, 12) if database and not is_custom(op) else ()
-                samples = itertools.chain(_derived(main, rule, run, max_examples), taken)
-            for sample in samples:
-                run.check(sample)
-                if len(run.failures) >= ENOUGH:
-                    break
-            failures += run.failures
-            if failures:
-                break
+    options = CheckOptions(tuple(dtypes), torch_agrees, differences, memory)
+    report = RuleReport(op_name(op))
+    for rule, main in _rules(op, spelling):
+        if inputs is not None:
+            samples: Iterable[Sample] = _given(main, inputs, dict(keywords or {}), max_examples)
+        else:
+            taken = from_database(rule, PER_RULE) if database and not is_custom(op) else ()
+            samples = itertools.chain(_derived(rule, main, max_examples), taken)
+        _compare(rule, main, samples, options, report)
     report.seconds = time.perf_counter() - began
-    if failures:
-        raise error_of(rule, failures, report.examples.total())
     if not report.examples:
         raise RuleCheckError(
             f"the arguments of {report.op} could not be guessed from its signature"
@@ -145,7 +86,7 @@ def check_rule(
     return report
 
 
-def check_samples(rule: Rule, samples: Iterable[Sample], options: Options, max_examples: int = 0) -> RuleReport:
+def check_samples(rule: Rule, samples: Iterable[Sample], options: CheckOptions, max_examples: int = 0) -> RuleReport:
     """The same for a rule by itself, on samples at hand and ``max_examples`` derived ones: what the sweep over all rules runs.
 
     Raises ``RuleCheckError``; the report of a rule that nothing was found for has no examples.
@@ -155,17 +96,24 @@ def check_samples(rule: Rule, samples: Iterable[Sample], options: Options, max_e
     main = _main(rule)
     if main is None:
         return report
+    derived = _derived(rule, main, max_examples) if max_examples else ()
+    _compare(rule, main, itertools.chain(derived, samples), options, report)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _compare(rule: Rule, main: Spelling, samples: Iterable[Sample], options: CheckOptions, report: RuleReport) -> None:
+    """Hold one rule against torch and differences, and note in the report what was looked at. Raises ``RuleCheckError``."""
+    checked = CheckedRule(rule, main, options, report)
+    comparison = RuleComparison(checked, _spellings(rule, main))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        run = Run(rule, main, _spellings(rule, main), options, report)
-        for sample in itertools.chain(_derived(main, rule, run, max_examples) if max_examples else (), samples):
-            run.check(sample)
-            if len(run.failures) >= ENOUGH:
+        for sample in samples:
+            comparison.check(sample)
+            if len(checked.failures) >= MAX_FAILURES:
                 break
-    report.seconds = time.perf_counter() - began
-    if run.failures:
-        raise error_of(rule, run.failures, report.examples.total())
-    return report
+    if checked.failures:
+        raise error_of(rule, checked.failures, report.examples.total())
 
 
 # ---------------------------------------------------------------------------------------------- rules and spellings
@@ -173,8 +121,8 @@ def _rules(op: Callable[..., Any], spelling: Spelling) -> list[tuple[Rule, Spell
     """The rule of the op with the spelling to call it by; one for each overload where they have rules of their own."""
     if spelling.pick_overload is None:
         return [(spelling.rule, spelling if not spelling.inplace else _main(spelling.rule) or spelling)]
-    prefix = f"{registry.op_name(op)}."
-    found = [(r, _main(r)) for name, r in registry.RULES.items() if name.startswith(prefix)]
+    prefix = f"{op_name(op)}."
+    found = [(r, _main(r)) for name, r in RULES.items() if name.startswith(prefix)]
     return [(r, main) for r, main in found if main is not None]
 
 
@@ -206,54 +154,21 @@ def _spellings(rule: Rule, main: Spelling) -> list[Spelling]:
 
 
 # ---------------------------------------------------------------------------------------------- where arguments come from
-def _hypothesis() -> Any:
-    try:
-        import hypothesis
-    except ImportError as error:
-        raise RuleCheckError(
-            "check_rule draws arguments with hypothesis, which is not installed: pip install hypothesis. (Concrete inputs= need it not.)",
-            "nothing checked",
-        ) from error
-    return hypothesis
-
-
-def _collect(strategy: Any, count: int) -> list[Any]:
-    """``count`` draws of a hypothesis strategy; the same ones every time where ``CI`` is set or the profile says so."""
-    hypothesis = _hypothesis()
-    found: list[Any] = []
-    chosen = hypothesis.settings(
-        max_examples=count,
-        derandomize=bool(os.environ.get("CI")) or hypothesis.settings.default.derandomize,
-        database=None,
-        deadline=None,
-        phases=[hypothesis.Phase.generate],
-        suppress_health_check=list(hypothesis.HealthCheck),
-    )
-    chosen(hypothesis.given(strategy)(lambda drawn: found.append(drawn)))()
-    return found
-
-
-def _derived(main: Spelling, rule: Rule, run: Run, count: int) -> Iterator[Sample]:
+def _derived(rule: Rule, main: Spelling, count: int) -> Iterator[Sample]:
     """Arguments drawn from the signature, where that is enough to go by."""
     if rule.name.startswith(("_", "native_")) or "_backward" in rule.name:
         return  # kernels trust their caller, and end the process where arguments do not fit
-    found = plans(main.func, rule, run.call_plain)
-    if not found:
-        return
-    hypothesis = _hypothesis()
 
-    @hypothesis.strategies.composite
-    def arguments(draw: Callable[[Any], Any]) -> dict[str, Any]:
-        dice = HypothesisDice(draw)
-        plan: Plan = dice.choice(found)
-        return plan.draw(dice)
+    def call(values: dict[str, Any]) -> Any:
+        return SampleCall(rule, main, Sample(values, "derived")).run_plain()
 
-    for values in _collect(arguments(), count):
+    plans = drawing_plans(main.func, rule, call)
+    for values in draws_of(plans, count) if plans else ():
         yield Sample(values, "derived")
 
 
 def _given(main: Spelling, inputs: Any, keywords: dict[str, Any], count: int) -> Iterator[Sample]:
     """What the caller passes: one set of arguments, or a strategy of such."""
-    drawn = _collect(inputs, count) if hasattr(inputs, "example") and hasattr(inputs, "map") else [tuple(inputs)]
+    drawn = collected(inputs, count) if hasattr(inputs, "example") and hasattr(inputs, "map") else [tuple(inputs)]
     for args in drawn:
         yield Sample(named(main, tuple(args), keywords), "given")

@@ -1,8 +1,11 @@
 """``python -m tracer.checks.rules``: ``check_rule`` for every registered rule.
 
 Arguments are drawn from the op's signature and taken from the calls that the samples of torch's operator database lead to, forward and
-backward, so that kernels are met with the arguments they really get; the rest comes from the table in ``rule_makers``. The exit status
+backward, so that kernels are met with the arguments they really get; the rest comes from the table in ``handmade_samples``. The exit status
 is 1 when a rule is wrong that ``KNOWN`` does not name.
+
+``--rules REGEX`` takes only the rules whose name it finds a match in, ``--examples N`` and ``--samples N`` say how many arguments of a rule
+are drawn and how many taken from the database, ``--jobs N`` runs worker processes, ``--json FILE`` writes everything there.
 """
 
 from __future__ import annotations
@@ -20,12 +23,14 @@ from pathlib import Path
 
 import torch
 
-from ops_registry import registry
 from ops_registry.errors import RuleCheckError
-from tracer.checks.rules.check import DTYPES, RuleReport, check_samples
-from tracer.checks.rules.comparison import Options
-from tracer.checks.rules.handmade_samples import made
-from tracer.checks.rules.samples import Harvest, Sample, database
+from ops_registry.registry import RULES
+from ops_registry.rule import Rule
+from tracer.checks.rules.check import CHECKED_DTYPES, check_samples
+from tracer.checks.rules.handmade_samples import handmade_samples
+from tracer.checks.rules.harvest import Harvest, database
+from tracer.checks.rules.report import CheckOptions, RuleReport
+from tracer.checks.rules.samples import Sample
 from tracer.checks.workers import Work, run_all
 
 #: Rules that fail for a reason that is known: the kind of mistake that they are taken for, and the reason.
@@ -93,14 +98,14 @@ KNOWN: dict[str, tuple[str, str]] = {
 }
 
 #: Rules whose op gives what happens to lie in memory.
-UNDEFINED = ("empty_like", "new_empty", "new_empty_strided")
+UNINITIALISED = ("empty_like", "new_empty", "new_empty_strided")
 
 #: Seconds for one rule in a worker process.
-PATIENCE = 300.0
+SECONDS_PER_RULE = 300.0
 
 
 @dataclass
-class Outcome:
+class RuleOutcome:
     """What came of one rule."""
 
     rule: str
@@ -122,28 +127,28 @@ class Outcome:
     seconds: float = 0.0
 
 
-def kind_of(rule: registry.Rule) -> str:
+def kind_of(rule: Rule) -> str:
     """As ``list_rules()`` says it."""
     return "no gradient" if rule.no_gradient else "decomposition" if rule.decomposition is not None else "rule"
 
 
-def run(name: str, samples: Sequence[Sample], max_examples: int) -> Outcome:
+def outcome_of(name: str, samples: Sequence[Sample], max_examples: int) -> RuleOutcome:
     """Check one rule."""
-    rule = registry.RULES[name]
+    rule = RULES[name]
     began = time.perf_counter()
     try:
-        report = check_samples(rule, samples, Options(DTYPES), max_examples)
+        report = check_samples(rule, samples, CheckOptions(CHECKED_DTYPES), max_examples)
     except RuleCheckError as error:
         kind, message = error.kind, str(error)
     except Exception as error:  # of the check, not of the rule: it must not end the sweep
         kind, message = type(error).__name__, f"the check raised {type(error).__name__}: {error}"
     else:
         return _right(name, kind_of(rule), report)
-    return Outcome(name, kind_of(rule), "wrong", mistake=kind, message=message, seconds=time.perf_counter() - began)
+    return RuleOutcome(name, kind_of(rule), "wrong", mistake=kind, message=message, seconds=time.perf_counter() - began)
 
 
-def _right(name: str, kind: str, report: RuleReport) -> Outcome:
-    return Outcome(
+def _right(name: str, kind: str, report: RuleReport) -> RuleOutcome:
+    return RuleOutcome(
         name,
         kind,
         "right" if report.examples else "unchecked",
@@ -169,37 +174,39 @@ def _start(path: str) -> None:
     _harvested.update(torch.load(path, weights_only=False))
 
 
-def _work(job: tuple[str, int]) -> Outcome:
+def _work(job: tuple[str, int]) -> RuleOutcome:
     name, max_examples = job
-    return run(name, _harvested.get(name, ()), max_examples)
+    return outcome_of(name, _harvested.get(name, ()), max_examples)
 
 
-def _lost(job: tuple[str, int], cause: str, seconds: float) -> Outcome:
+def _lost(job: tuple[str, int], cause: str, seconds: float) -> RuleOutcome:
     name, _ = job
-    return Outcome(name, kind_of(registry.RULES[name]), "wrong", mistake="lost", message=cause, seconds=seconds)
+    return RuleOutcome(name, kind_of(RULES[name]), "wrong", mistake="lost", message=cause, seconds=seconds)
 
 
-def sweep(names: Sequence[str], harvested: dict[str, list[Sample]], max_examples: int, jobs: int) -> Iterator[Outcome]:
+def sweep(
+    names: Sequence[str], harvested: dict[str, list[Sample]], max_examples: int, jobs: int
+) -> Iterator[RuleOutcome]:
     """The outcomes, as they come."""
     if jobs <= 1:
         for name in names:
-            yield run(name, harvested.get(name, ()), max_examples)
+            yield outcome_of(name, harvested.get(name, ()), max_examples)
         return
     with tempfile.TemporaryDirectory() as folder:
         path = str(Path(folder) / "samples.pt")
         torch.save(harvested, path)
-        yield from run_all(Work(_start, path, _work, _lost), [(n, max_examples) for n in names], jobs, PATIENCE)
+        yield from run_all(Work(_start, path, _work, _lost), [(n, max_examples) for n in names], jobs, SECONDS_PER_RULE)
 
 
 def harvest(names: Sequence[str], per_rule: int) -> dict[str, list[Sample]]:
-    """Calls of these rules by the samples of torch's operator database, with what ``rule_makers`` has."""
+    """Calls of these rules by the samples of torch's operator database, with what ``handmade_samples`` has."""
     found = Harvest(per_rule, names).run(database(), 12).samples if per_rule else {}
     for name in names:
-        found.setdefault(name, []).extend(Sample(values, "table") for values in made(name))
+        found.setdefault(name, []).extend(Sample(values, "table") for values in handmade_samples(name))
     return found
 
 
-def report(outcomes: Sequence[Outcome], seconds: float) -> str:
+def sweep_report(outcomes: Sequence[RuleOutcome], seconds: float) -> str:
     """Counts, and everything that is not right."""
     lines = []
     for kind in ("rule", "decomposition", "no gradient"):
@@ -220,7 +227,7 @@ def report(outcomes: Sequence[Outcome], seconds: float) -> str:
     )
     for o in sorted(outcomes, key=lambda o: o.rule):
         if o.status == "wrong":
-            known = f" (known: {KNOWN[o.rule][1]})" if _known(o) else ""
+            known = f" (known: {KNOWN[o.rule][1]})" if is_known(o) else ""
             lines += ["", f"{o.rule}{known}", *(f"  {line}" for line in o.message.splitlines())]
     for title, rows in (
         ("Torch differs, and differences are on the rule's side:", [(o.rule, o.torch_wrong) for o in outcomes]),
@@ -239,7 +246,8 @@ def report(outcomes: Sequence[Outcome], seconds: float) -> str:
     return "\n".join(lines)
 
 
-def _known(outcome: Outcome) -> bool:
+def is_known(outcome: RuleOutcome) -> bool:
+    """Whether ``KNOWN`` says that the rule fails in this way."""
     return outcome.rule in KNOWN and outcome.mistake == KNOWN[outcome.rule][0]
 
 
@@ -253,8 +261,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write everything there")
     options = parser.parse_args(arguments)
     began = time.perf_counter()
-    names = [n for n in sorted(registry.RULES) if options.rules is None or options.rules.search(n)]
-    names = [n for n in names if n not in UNDEFINED]
+    names = [n for n in sorted(RULES) if options.rules is None or options.rules.search(n)]
+    names = [n for n in names if n not in UNINITIALISED]
     if not names:
         print("No rule has such a name.", file=sys.stderr)
         return 2
@@ -265,8 +273,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"[{len(outcomes)}/{len(names)}] {outcome.rule}: {outcome.status}, {sum(outcome.examples.values())} examples"
         print(f"{text}, {outcome.seconds:.1f} s", file=sys.stderr, flush=True)
     seconds = time.perf_counter() - began
-    print(report(outcomes, seconds))
+    print(sweep_report(outcomes, seconds))
     if options.json is not None:
         written = {"torch": torch.__version__, "seconds": seconds, "rules": [asdict(o) for o in outcomes]}
         options.json.write_text(json.dumps(written, indent=1) + "\n")
-    return int(any(o.status == "wrong" and not _known(o) for o in outcomes))
+    return int(any(o.status == "wrong" and not is_known(o) for o in outcomes))

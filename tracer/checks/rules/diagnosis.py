@@ -15,35 +15,37 @@ from ops_registry.binding import Spelling
 from ops_registry.errors import RuleCheckError, RuleResultError
 from ops_registry.rule import Formula, Rule
 from ops_registry.scopes import use
-from tracer.checks.derivatives import (
+from tracer.checks.derivatives import differentiate
+from tracer.checks.jacobians import Jacobian, from_rows, numerical_jacobians, unit_cotangents
+from tracer.checks.leaves import (
     SEED,
     can_have_gradient,
-    differentiate,
     leaves_of,
     plain,
     random_like,
+    requiring_grad,
+    tensors_of,
     tracked_leaf,
     twin,
 )
-from tracer.checks.jacobians import from_rows, numerical_jacobians, unit_cotangents
-from tracer.checks.mistakes import UNKNOWN, diagnose
-from tracer.checks.rules.sample_call import Bound, name_of
-from tracer.checks.rules.samples import Sample
+from tracer.checks.mistakes import UNKNOWN, diagnose, expands_to
+from tracer.checks.rules.sample_call import SampleCall, name_of
 from tracer.errors import Mistake
+
+#: What an in-place write is said to be.
+WRITES = "a formula writes into the gradient or into what was kept for it"
 
 #: Jacobians up to that many elements are computed to say what a mistake looks like.
 LARGEST_JACOBIAN = 1 << 14
 
 
 @dataclass
-class Failure:
+class FailedCall:
     """One call for which the rule is wrong."""
 
     what: str
     detail: str
-    spelling: Spelling
-    sample: Sample
-    dtype: torch.dtype
+    call: SampleCall
     #: Which inputs wanted a gradient, by name, and the one that got a wrong one, where that is known.
     wanted: tuple[str, ...] = ()
     name: str = ""
@@ -52,13 +54,13 @@ class Failure:
     mistake: Mistake | None = None
 
 
-def error_of(rule: Rule, failures: list[Failure], examples: int) -> RuleCheckError:
+def error_of(rule: Rule, failures: list[FailedCall], examples: int) -> RuleCheckError:
     """The report of all that failed: the mistake that the calls show, and the smallest call that shows it."""
     mistake, shown, name = diagnosis(rule, failures)
     lines = [
         f"the rule of {rule.name} is wrong: {shown.what}",
         f"  it looks like: {mistake}",
-        f"  call: {name_of(shown.spelling)}({shown.sample}), arguments {shown.sample.source}",
+        f"  call: {name_of(shown.call.spelling)}({shown.call.sample}), arguments {shown.call.sample.source}",
     ]
     if shown.detail:
         lines.append(f"  {shown.detail}")
@@ -69,13 +71,13 @@ def error_of(rule: Rule, failures: list[Failure], examples: int) -> RuleCheckErr
     return RuleCheckError("\n".join(lines), mistake.kind)
 
 
-def diagnosis(rule: Rule, failures: list[Failure]) -> tuple[Mistake, Failure, str]:
+def diagnosis(rule: Rule, failures: list[FailedCall]) -> tuple[Mistake, FailedCall, str]:
     """The mistake that explains most, the smallest call that shows it, and the input that it is about.
 
     A call counts by its number of different values: to a single number any mistake is a factor. An error that was raised tells less than
     a Jacobian.
     """
-    votes: dict[str, list[tuple[Mistake, Failure, str]]] = {}
+    votes: dict[str, list[tuple[Mistake, FailedCall, str]]] = {}
     for failure in sorted(failures, key=_weight, reverse=True)[:8]:
         mistake, name = (failure.mistake, failure.name) if failure.mistake else _from_jacobians(rule, failure)
         if mistake is not UNKNOWN:
@@ -89,34 +91,34 @@ def diagnosis(rule: Rule, failures: list[Failure]) -> tuple[Mistake, Failure, st
     return found[0][0], shown, name
 
 
-def _weight(failure: Failure) -> int:
+def _weight(failure: FailedCall) -> int:
     """How many different values its tensors have."""
-    tensors = [t for t in tree_leaves(failure.sample.values) if can_have_gradient(t)]
+    tensors = [t for t in tree_leaves(failure.call.sample.values) if can_have_gradient(t)]
     return 1 + sum(len(set(t.to_dense().flatten().tolist())) for t in tensors)
 
 
-def _from_jacobians(rule: Rule, failure: Failure) -> tuple[Mistake, str]:
+def _from_jacobians(rule: Rule, failure: FailedCall) -> tuple[Mistake, str]:
     """What the Jacobians of the call show, and of which input."""
-    if failure.dtype not in (torch.float64, torch.complex128):
+    if failure.call.dtype not in (torch.float64, torch.complex128):
         return UNKNOWN, failure.name
-    bound = Bound(rule, failure.spelling, failure.sample.values)
-    wanted = [i for i in bound.able if not failure.wanted or bound.names[i] in failure.wanted]
+    call = failure.call
+    wanted = [i for i in call.able if not failure.wanted or call.names[i] in failure.wanted]
     try:
         for i in wanted:
-            if not failure.name or bound.names[i] == failure.name:
-                found = mistake_at(bound, wanted, i, failure.order)
+            if not failure.name or call.names[i] == failure.name:
+                found = mistake_at(call, wanted, i, failure.order)
                 if found is not None:
-                    return found, bound.names[i]
-        return _narrow(rule, bound), failure.name
+                    return found, call.names[i]
+        return _narrow(rule, call), failure.name
     except Exception:  # a diagnosis that fails must not hide what is diagnosed
         return UNKNOWN, failure.name
 
 
-def _narrow(rule: Rule, bound: Bound) -> Mistake:
+def _narrow(rule: Rule, call: SampleCall) -> Mistake:
     """Right as far as differences can tell: digits are lost on the way."""
     seen: list[Mistake] = []
-    with watched(rule, bound.spelling, seen):
-        differentiate(bound, leaves_of(bound.leaves, bound.able, tracked_leaf), bound.able, 1, tracked_leaf)
+    with watched(rule, call.spelling, seen):
+        differentiate(call, leaves_of(call.leaves, call.able, tracked_leaf), call.able, 1, tracked_leaf)
     return (
         seen[0]
         if seen
@@ -139,52 +141,59 @@ def close(a: torch.Tensor, b: torch.Tensor, tolerance: float = 1e-9) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------- looking closer
-def mistake_at(bound: Bound, wanted: Sequence[int], position: int, order: int) -> Mistake | None:
+def mistake_at(call: SampleCall, wanted: Sequence[int], position: int, order: int) -> Mistake | None:
     """What the Jacobians with respect to one leaf look like; None where none is wrong, unknown where they are too large to tell."""
-    values = [twin(v).contiguous() if isinstance(v, torch.Tensor) else v for v in bound.leaves]
-
-    def outputs_of(leaves: list[Any]) -> list[torch.Tensor]:
-        torch.manual_seed(SEED)
-        live = [o for o in tree_leaves(bound(leaves)) if isinstance(o, torch.Tensor) and o.requires_grad]
-        if order == 1:
-            return live
-        found = torch.autograd.grad(
-            live, [leaves[i] for i in wanted], random_like(live, 1), create_graph=True, allow_unused=True
-        )
-        return [g for g in found if g is not None]
-
+    values = [twin(v).contiguous() if isinstance(v, torch.Tensor) else v for v in call.leaves]
     leaves = leaves_of(values, wanted, tracked_leaf)
-    outputs = outputs_of(leaves)
+    outputs = _outputs_of(call, leaves, wanted, order)
     if sum(o.numel() for o in outputs) * leaves[position].numel() > LARGEST_JACOBIAN:
         return UNKNOWN
-
-    def numerical(of: int) -> Any:
-        moved = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
-
-        def call() -> list[torch.Tensor]:
-            return [plain(o) for o in outputs_of(leaves_of(moved, wanted, tracked_leaf))]
-
-        return numerical_jacobians(call, moved[of], 1e-6)
-
-    measured = numerical(position)
+    measured = _measured(call, values, wanted, position, order)
     for k, output in enumerate(outputs):
-        rows = []
-        for cotangent in unit_cotangents(plain(output)):
-            row = None
-            if output.requires_grad:
-                (row,) = torch.autograd.grad(
-                    [output], [leaves[position]], [cotangent], retain_graph=True, allow_unused=True
-                )
-            rows.append(torch.zeros_like(values[position]) if row is None else plain(row))
-        analytic = from_rows(rows, plain(output), values[position])
-        if not close(analytic.values, measured[k].values, 1e-5):
-            others = {bound.names[i]: numerical(i)[k] for i in wanted if i != position} if order == 1 else {}
-            known = {bound.names[i]: v for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
-            found = diagnose(analytic, measured[k], others, known | {"the result": plain(output)}, rtol=1e-5, atol=1e-6)
-            if order == 2 and "no gradient arrives" in found.text:
-                return Mistake("missing term", "no second derivative arrives: a formula detaches what it is given")
-            return found
+        analytic = _analytic(output, leaves[position])
+        if close(analytic.values, measured[k].values, 1e-5):
+            continue
+        others: dict[str, Jacobian] = {}
+        if order == 1:
+            others = {call.names[i]: _measured(call, values, wanted, i, 1)[k] for i in wanted if i != position}
+        known = {call.names[i]: v for i, v in enumerate(values) if isinstance(v, torch.Tensor)}
+        found = diagnose(analytic, measured[k], others, known | {"the result": plain(output)}, rtol=1e-5, atol=1e-6)
+        if order == 2 and "no gradient arrives" in found.text:
+            return Mistake("missing term", "no second derivative arrives: a formula detaches what it is given")
+        return found
     return None
+
+
+def _outputs_of(call: SampleCall, leaves: list[Any], wanted: Sequence[int], order: int) -> list[torch.Tensor]:
+    """What is differentiated: the results of the call, or, for second derivatives, its gradients."""
+    torch.manual_seed(SEED)
+    live = requiring_grad(call(leaves))
+    if order == 1:
+        return live
+    inputs = [leaves[i] for i in wanted]
+    found = torch.autograd.grad(live, inputs, random_like(live, 1), create_graph=True, allow_unused=True)
+    return [g for g in found if g is not None]
+
+
+def _measured(call: SampleCall, values: list[Any], wanted: Sequence[int], position: int, order: int) -> list[Jacobian]:
+    """The Jacobians of the outputs with respect to one leaf, by differences."""
+    moved = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
+
+    def outputs() -> list[torch.Tensor]:
+        return [plain(o) for o in _outputs_of(call, leaves_of(moved, wanted, tracked_leaf), wanted, order)]
+
+    return numerical_jacobians(outputs, moved[position], 1e-6)
+
+
+def _analytic(output: torch.Tensor, leaf: torch.Tensor) -> Jacobian:
+    """The Jacobian of one output with respect to one leaf, by backward."""
+    rows = []
+    for cotangent in unit_cotangents(plain(output)):
+        row = None
+        if output.requires_grad:
+            (row,) = torch.autograd.grad([output], [leaf], [cotangent], retain_graph=True, allow_unused=True)
+        rows.append(torch.zeros_like(plain(leaf)) if row is None else plain(row))
+    return from_rows(rows, plain(output), plain(leaf))
 
 
 @contextmanager
@@ -198,30 +207,27 @@ def watched(rule: Rule, main: Spelling, seen: list[Mistake]) -> Iterator[None]:
 def _watching(formula: Formula, seen: list[Mistake]) -> Callable[..., Any]:
     @functools.wraps(formula.function)
     def function(*args: Any) -> Any:
-        given = [t for t in tree_leaves(list(args)) if isinstance(t, torch.Tensor)]
+        given = tensors_of(list(args))
         before = [t._version for t in given]
         result = formula.function(*args)
         if before != [t._version for t in given]:
-            seen.append(Mistake("in-place write", "a formula writes into the gradient or into what was kept for it"))
-        wide = max((torch.finfo(t.dtype).bits for t in given if can_have_gradient(t)), default=0)
-        for gradient in tree_leaves(result):
-            if (
-                isinstance(gradient, torch.Tensor)
-                and can_have_gradient(gradient)
-                and torch.finfo(gradient.dtype).bits < wide
-            ):
-                seen.append(
-                    Mistake(
-                        "wrong dtype",
-                        f"a formula returns {gradient.dtype} where all else is wider; casting it back loses digits",
-                    )
-                )
+            seen.append(Mistake("in-place write", WRITES))
+        wide = max(map(_bits, given), default=0)
+        for gradient in tensors_of(result):
+            if 0 < _bits(gradient) < wide:
+                text = f"a formula returns {gradient.dtype} where all else is wider; casting it back loses digits"
+                seen.append(Mistake("wrong dtype", text))
         return result
 
     return function
 
 
-def result_mistake(rule: Rule, main: Spelling, bound: Bound, error: RuleResultError) -> Mistake:
+def _bits(tensor: torch.Tensor) -> int:
+    """How wide its numbers are; 0 where no gradient flows to it."""
+    return torch.finfo(tensor.dtype).bits if can_have_gradient(tensor) else 0
+
+
+def result_mistake(rule: Rule, main: Spelling, call: SampleCall, error: RuleResultError) -> Mistake:
     """What is wrong with a gradient whose shape does not fit its input."""
     shapes: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
 
@@ -231,7 +237,7 @@ def result_mistake(rule: Rule, main: Spelling, bound: Bound, error: RuleResultEr
             result = formula.function(*args)
             results = result if formula.joint and isinstance(result, tuple) else (result,)
             for name, gradient in zip(formula.wrt, results, strict=False):
-                value = bound.leaves[bound.names.index(name)] if name in bound.names else None
+                value = call.leaves[call.names.index(name)] if name in call.names else None
                 if isinstance(gradient, torch.Tensor) and isinstance(value, torch.Tensor):
                     shapes.append((tuple(gradient.shape), tuple(value.shape)))
             return result
@@ -241,21 +247,16 @@ def result_mistake(rule: Rule, main: Spelling, bound: Bound, error: RuleResultEr
     replaced = {f.wrt if f.joint else f.wrt[0]: looking(f) for f in rule.formulas if not f.replaced}
     try:
         with use({main.func: replaced}):  # type: ignore[dict-item]
-            differentiate(bound, leaves_of(bound.leaves, bound.able, tracked_leaf), bound.able, 1, tracked_leaf)
+            differentiate(call, leaves_of(call.leaves, call.able, tracked_leaf), call.able, 1, tracked_leaf)
     except Exception:
         pass
     for gradient, value in shapes:
-        if gradient == value or _expands(value, gradient):
+        if gradient == value or expands_to(value, gradient):
             continue
         if sorted(gradient) == sorted(value):
             return Mistake("transposed", f"a gradient of shape {gradient} for an input of shape {value}")
-        if _expands(gradient, value):
+        if expands_to(gradient, value):
             return Mistake(
                 "missing broadcast", f"a gradient of shape {gradient} has to be expanded to that of the input, {value}"
             )
     return Mistake("wrong shape", str(error))
-
-
-def _expands(shape: tuple[int, ...], to: tuple[int, ...]) -> bool:
-    lead = len(to) - len(shape)
-    return lead >= 0 and all(s in (1, t) for s, t in zip(shape, to[lead:], strict=True))

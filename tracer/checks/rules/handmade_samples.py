@@ -74,7 +74,7 @@ def _norms(*names: str) -> Callable[[], list[Values]]:
     return lambda: [{"input": _rand(3, 4), "p": p, **{n: extra[n] for n in names}} for p in (2, 1, 3.0)]
 
 
-def _given(*values: Callable[[], Values]) -> Callable[[], list[Values]]:
+def _each(*values: Callable[[], Values]) -> Callable[[], list[Values]]:
     return lambda: [value() for value in values]
 
 
@@ -84,12 +84,12 @@ _RESIZED_VEC: Values = {"output_size": [5, 5], "align_corners": False, "scale_fa
 
 #: For each rule, a function that makes arguments by the names of its signature.
 MAKERS: dict[str, Callable[[], list[Values]]] = {
-    "__setitem__": _given(lambda: {"input": _rand(3, 2), "key": 1, "value": _rand(2)}),
+    "__setitem__": _each(lambda: {"input": _rand(3, 2), "key": 1, "value": _rand(2)}),
     "_adaptive_avg_pool2d": _images(2, output_size=[2, 3]),
     "_adaptive_avg_pool3d": _images(3, output_size=[2, 3, 1]),
     "_convolution": _private_convolutions,
-    "_log_softmax": _given(lambda: {"input": _rand(3, 4), "dim": 1, "half_to_float": False}),
-    "_native_batch_norm_legit.no_stats": _given(
+    "_log_softmax": _each(lambda: {"input": _rand(3, 4), "dim": 1, "half_to_float": False}),
+    "_native_batch_norm_legit.no_stats": _each(
         lambda: {
             "input": _rand(3, 2, 4),
             "weight": _rand(2),
@@ -99,11 +99,11 @@ MAKERS: dict[str, Callable[[], list[Values]]] = {
             "eps": 1e-5,
         }
     ),
-    "_pack_padded_sequence": _given(
+    "_pack_padded_sequence": _each(
         lambda: {"input": _rand(3, 2, 2), "lengths": torch.tensor([3, 2]), "batch_first": False}
     ),
-    "_pad_circular": _given(lambda: {"input": _rand(2, 3, 4), "pad": [1, 2]}),
-    "_pad_packed_sequence": _given(
+    "_pad_circular": _each(lambda: {"input": _rand(2, 3, 4), "pad": [1, 2]}),
+    "_pad_packed_sequence": _each(
         lambda: {
             "data": _rand(5, 2),
             "batch_sizes": torch.tensor([2, 2, 1]),
@@ -112,14 +112,14 @@ MAKERS: dict[str, Callable[[], list[Values]]] = {
             "total_length": -1,
         }
     ),
-    "_prelu_kernel": _given(lambda: {"input": _rand(2, 3, 4), "weight": _rand(1, 3, 1)}),
-    "_reshape_alias": _given(lambda: {"input": _rand(3, 4), "size": [4, 3], "stride": [3, 1]}),
-    "_scaled_dot_product_flash_attention_for_cpu": _given(
+    "_prelu_kernel": _each(lambda: {"input": _rand(2, 3, 4), "weight": _rand(1, 3, 1)}),
+    "_reshape_alias": _each(lambda: {"input": _rand(3, 4), "size": [4, 3], "stride": [3, 1]}),
+    "_scaled_dot_product_flash_attention_for_cpu": _each(
         lambda: {"query": _rand(2, 2, 3, 4), "key": _rand(2, 2, 5, 4), "value": _rand(2, 2, 5, 4, seed=1)}
     ),
-    "_softmax": _given(lambda: {"input": _rand(3, 4), "dim": 1, "half_to_float": False}),
-    "_to_copy": _given(lambda: {"input": _rand(3)}, lambda: {"input": _rand(3), "dtype": torch.float32}),
-    "_unsafe_view": _given(lambda: {"input": _rand(3, 4), "size": [2, 6]}),
+    "_softmax": _each(lambda: {"input": _rand(3, 4), "dim": 1, "half_to_float": False}),
+    "_to_copy": _each(lambda: {"input": _rand(3)}, lambda: {"input": _rand(3), "dtype": torch.float32}),
+    "_unsafe_view": _each(lambda: {"input": _rand(3, 4), "size": [2, 6]}),
     "_upsample_bicubic2d_aa": _images(2, **_RESIZED),
     "_upsample_bicubic2d_aa.vec": _images(2, **_RESIZED_VEC),
     "_upsample_bicubic2d_aa_backward": _gradients(2, **_RESIZED_BACK),
@@ -132,37 +132,37 @@ MAKERS: dict[str, Callable[[], list[Values]]] = {
     "_upsample_nearest_exact3d": _images(3, output_size=[5, 5, 5]),
     "_upsample_nearest_exact3d.vec": _images(3, output_size=[5, 5, 5], scale_factors=None),
     "_upsample_nearest_exact3d_backward": _gradients(3, output_size=[5, 5, 5], input_size=[1, 2, 4, 4, 4]),
-    "_weight_norm": _given(lambda: {"v": _rand(3, 4), "g": _rand(3, 1)}),
-    "affine_grid_generator": _given(lambda: {"theta": _rand(2, 2, 3), "size": [2, 1, 3, 4], "align_corners": False}),
-    "affine_grid_generator_backward": _given(
+    "_weight_norm": _each(lambda: {"v": _rand(3, 4), "g": _rand(3, 1)}),
+    "affine_grid_generator": _each(lambda: {"theta": _rand(2, 2, 3), "size": [2, 1, 3, 4], "align_corners": False}),
+    "affine_grid_generator_backward": _each(
         lambda: {"grad": _rand(2, 3, 4, 2), "size": [2, 1, 3, 4], "align_corners": False}
     ),
-    "chain_matmul": _given(lambda: {"matrices": [_rand(2, 3), _rand(3, 4), _rand(4, 2)]}),
-    "conv_tbc": _given(lambda: {"input": _rand(5, 2, 3), "weight": _rand(3, 3, 2), "bias": _rand(2), "pad": 1}),
+    "chain_matmul": _each(lambda: {"matrices": [_rand(2, 3), _rand(3, 4), _rand(4, 2)]}),
+    "conv_tbc": _each(lambda: {"input": _rand(5, 2, 3), "weight": _rand(3, 3, 2), "bias": _rand(2), "pad": 1}),
     "convolution": _convolutions,
-    "frobenius_norm": _given(lambda: {"input": _rand(3, 4), "dim": [0, 1], "keepdim": False}),
+    "frobenius_norm": _each(lambda: {"input": _rand(3, 4), "dim": [0, 1], "keepdim": False}),
     "gru.data": _recurrent(3, packed=True),
     "gru.input": _recurrent(3),
     "gru_cell": _cell(3),
-    "lift": _given(lambda: {"input": _rand(3)}),
-    "lift_fresh": _given(lambda: {"input": _rand(3)}),
+    "lift": _each(lambda: {"input": _rand(3)}),
+    "lift_fresh": _each(lambda: {"input": _rand(3)}),
     "lstm.data": _recurrent(4, packed=True),
     "lstm.input": _recurrent(4),
     "lstm_cell": _cell(4),
-    "moved_cofactors": _given(lambda: {"matrix": _rand(3, 3), "direction": _rand(3, 3, seed=1)}),
-    "native_channel_shuffle": _given(lambda: {"input": _rand(1, 4, 2, 2), "groups": 2}),
-    "native_dropout": _given(lambda: {"input": _rand(3, 4), "p": 0.5, "train": True}),
-    "nll_loss": _given(lambda: {"input": _rand(3, 4), "target": torch.tensor([0, 3, 1])}),
-    "nll_loss2d": _given(lambda: {"input": _rand(2, 3, 2, 2), "target": torch.tensor([0, 2, 1, 1] * 2).view(2, 2, 2)}),
+    "moved_cofactors": _each(lambda: {"matrix": _rand(3, 3), "direction": _rand(3, 3, seed=1)}),
+    "native_channel_shuffle": _each(lambda: {"input": _rand(1, 4, 2, 2), "groups": 2}),
+    "native_dropout": _each(lambda: {"input": _rand(3, 4), "p": 0.5, "train": True}),
+    "nll_loss": _each(lambda: {"input": _rand(3, 4), "target": torch.tensor([0, 3, 1])}),
+    "nll_loss2d": _each(lambda: {"input": _rand(2, 3, 2, 2), "target": torch.tensor([0, 2, 1, 1] * 2).view(2, 2, 2)}),
     "norm.Scalar": _norms(),
     "norm.ScalarOpt_dim": _norms("dim", "keepdim"),
     "norm.ScalarOpt_dim_dtype": _norms("dim", "keepdim", "dtype"),
     "norm.ScalarOpt_dtype": _norms("dtype"),
-    "norm_except_dim": _given(lambda: {"v": _rand(3, 4), "pow": 2, "dim": 1}),
-    "nuclear_norm": _given(lambda: {"input": _rand(3, 4), "keepdim": False}),
-    "nuclear_norm.dim": _given(lambda: {"input": _rand(3, 4), "dim": [0, 1], "keepdim": False}),
-    "orgqr": _given(lambda: {"input": _rand(4, 2), "input2": _rand(2)}),
-    "pad_sequence": _given(lambda: {"sequences": [_rand(3, 2), _rand(1, 2)], "batch_first": True}),
+    "norm_except_dim": _each(lambda: {"v": _rand(3, 4), "pow": 2, "dim": 1}),
+    "nuclear_norm": _each(lambda: {"input": _rand(3, 4), "keepdim": False}),
+    "nuclear_norm.dim": _each(lambda: {"input": _rand(3, 4), "dim": [0, 1], "keepdim": False}),
+    "orgqr": _each(lambda: {"input": _rand(4, 2), "input2": _rand(2)}),
+    "pad_sequence": _each(lambda: {"sequences": [_rand(3, 2), _rand(1, 2)], "batch_first": True}),
     "reflection_pad1d": _padded(1),
     "reflection_pad2d": _padded(2),
     "reflection_pad3d": _padded(3),
@@ -175,20 +175,20 @@ MAKERS: dict[str, Callable[[], list[Values]]] = {
     "rnn_tanh.data": _recurrent(1, packed=True),
     "rnn_tanh.input": _recurrent(1),
     "rnn_tanh_cell": _cell(1),
-    "rrelu_with_noise": _given(lambda: {"input": _rand(3, 4), "noise": _rand(3, 4, seed=1), "training": False}),
-    "scatter.value_reduce": _given(
+    "rrelu_with_noise": _each(lambda: {"input": _rand(3, 4), "noise": _rand(3, 4, seed=1), "training": False}),
+    "scatter.value_reduce": _each(
         lambda: {"input": _rand(3, 2), "dim": 0, "index": torch.tensor([[0, 1], [2, 0]]), "value": 2.0, "reduce": "add"}
     ),
-    "slice_scatter": _given(lambda: {"input": _rand(4, 2), "src": _rand(2, 2), "dim": 0, "start": 1, "end": 3}),
-    "type": _given(lambda: {"input": _rand(3), "dtype": torch.float32}),
-    "unsafe_split_with_sizes": _given(lambda: {"input": _rand(5, 2), "split_sizes": [2, 3], "dim": 0}),
-    "vander": _given(lambda: {"x": _rand(3), "N": 4}),
-    "write_region": _given(
+    "slice_scatter": _each(lambda: {"input": _rand(4, 2), "src": _rand(2, 2), "dim": 0, "start": 1, "end": 3}),
+    "type": _each(lambda: {"input": _rand(3), "dtype": torch.float32}),
+    "unsafe_split_with_sizes": _each(lambda: {"input": _rand(5, 2), "split_sizes": [2, 3], "dim": 0}),
+    "vander": _each(lambda: {"x": _rand(3), "N": 4}),
+    "write_region": _each(
         lambda: {"input": _rand(3, 4), "value": _rand(2, 2), "size": (2, 2), "stride": (4, 1), "storage_offset": 1}
     ),
 }
 
 
-def made(name: str) -> Sequence[Values]:
+def handmade_samples(name: str) -> Sequence[Values]:
     """Arguments for a rule; none where the table has nothing for it."""
     return MAKERS[name]() if name in MAKERS else ()

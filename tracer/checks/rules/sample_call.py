@@ -11,15 +11,24 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import Rule
-from tracer.checks.derivatives import SEED, can_have_gradient, leaves_of, native_leaf, tracked_leaf
-from tracer.checks.rules.samples import arranged
+from tracer.checks.leaves import (
+    SEED,
+    can_have_gradient,
+    leaves_of,
+    native_leaf,
+    requiring_grad,
+    tracked_leaf,
+)
+from tracer.checks.rules.samples import Sample, arranged
+from tracer.graph import Graph
 
 
-class Bound:
+class SampleCall:
     """A sample in one dtype and one spelling: leaves to differentiate with respect to, and the call itself."""
 
-    def __init__(self, rule: Rule, spelling: Spelling, values: dict[str, Any]) -> None:
-        self.spelling = spelling
+    def __init__(self, rule: Rule, spelling: Spelling, sample: Sample, dtype: torch.dtype = torch.float64) -> None:
+        self.spelling, self.sample, self.dtype = spelling, sample, dtype
+        values = sample.values
         self.leaves, self.spec = tree_flatten(values)
         self.names = [name for name, value in values.items() for _ in tree_leaves(value)]
         covered = {n for _, n in rule.inputs}
@@ -34,6 +43,20 @@ class Bound:
             args = (args[0].clone(), *args[1:])
         return self.spelling.func(*args, **kwargs)
 
+    def run_plain(self) -> Any:
+        """The result on plain tensors. Raises what torch raises."""
+        torch.manual_seed(SEED)
+        return self(leaves_of(self.leaves, (), native_leaf))
+
+    @property
+    def runs(self) -> bool:
+        """Whether torch takes the call."""
+        try:
+            self.run_plain()
+        except Exception:
+            return False
+        return True
+
     def subsets(self) -> list[tuple[int, ...]]:
         """The sets of inputs to ask gradients of: all, then each smaller one where there are few, else each alone."""
         if len(self.able) <= 3:
@@ -43,7 +66,7 @@ class Bound:
         return [tuple(self.able), *smaller]
 
 
-def torch_bytes(bound: Bound, wanted: Sequence[int]) -> int | None:
+def torch_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
     """Bytes of the distinct storages that torch's autograd keeps for the call; None where it refuses."""
     kept: dict[int, int] = {}
 
@@ -53,28 +76,22 @@ def torch_bytes(bound: Bound, wanted: Sequence[int]) -> int | None:
         return tensor
 
     try:
-        leaves = leaves_of(bound.leaves, wanted, native_leaf)
+        leaves = leaves_of(call.leaves, wanted, native_leaf)
         torch.manual_seed(SEED)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
-            result = bound(leaves)
-        return (
-            sum(kept.values())
-            if any(t.requires_grad for t in tree_leaves(result) if isinstance(t, torch.Tensor))
-            else None
-        )
+            result = call(leaves)
+        return sum(kept.values()) if requiring_grad(result) else None
     except Exception:
         return None
 
 
-def our_bytes(bound: Bound, wanted: Sequence[int]) -> int | None:
+def our_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
     """Bytes of the distinct storages that recorded nodes keep for the call."""
-    import tracer
-
-    leaves = leaves_of(bound.leaves, wanted, tracked_leaf)
+    leaves = leaves_of(call.leaves, wanted, tracked_leaf)
     torch.manual_seed(SEED)
     try:
-        with tracer.Graph() as graph:
-            result = bound(leaves)
+        with Graph() as graph:
+            result = call(leaves)
         total = graph.kept_bytes()
         del result
         return total

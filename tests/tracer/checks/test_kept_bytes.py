@@ -1,5 +1,5 @@
 """Nothing is kept for backward that torch does not keep, and no gradient is computed that nobody wants: for every operator of torch's
-database and each set of inputs that want one. ``tests/support/kept_bytes.py`` is the command that runs all samples.
+database and each set of inputs that want one. ``python -m tracer.checks.kept_bytes`` is the command that runs all samples.
 """
 
 from __future__ import annotations
@@ -9,25 +9,26 @@ from typing import Any
 import pytest
 import torch
 from support.formula_runs import WantedInputs, covered, watch
-from support.kept_bytes import (
-    SPELLINGS,
-    Comparison,
-    Kept,
-    compare,
-    kept_by_torch,
-    kept_here,
-    nodes_behind,
-    read_exceptions,
-    subsets,
-    tensors_of,
-    unexplained,
-)
-from support.op_samples import operators, samples_of
 from torch.utils._pytree import tree_unflatten
 
 import tracer
-from tracer.checks.conformance.operators import Sample, ways
-from tracer.checks.derivatives import can_have_gradient, leaves_of, random_like, tracked_leaf
+from tracer.checks.conformance.operators import operators, ways
+from tracer.checks.conformance.samples import OpSample, first_samples
+from tracer.checks.kept_bytes import (
+    SPELLINGS,
+    Comparison,
+    Kept,
+    Reason,
+    compare_operator,
+    kept_by_torch,
+    kept_here,
+    main,
+    nodes_behind,
+    read_exceptions,
+    subsets,
+    unexplained,
+)
+from tracer.checks.leaves import can_have_gradient, leaves_of, random_like, requiring_grad, tracked_leaf
 
 CHUNKS = 8
 SAMPLES = 3
@@ -44,7 +45,9 @@ def op_db() -> dict[str, Any]:
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_operator_keeps_more_than_torch_for_any_set_of_inputs(chunk: int, op_db: dict[str, Any]) -> None:
     mine = sorted(op_db)[chunk::CHUNKS]
-    found = [c for name in mine for spelling in SPELLINGS for c in compare(name, op_db[name], SAMPLES, spelling)]
+    found = [
+        c for name in mine for spelling in SPELLINGS for c in compare_operator(name, op_db[name], SAMPLES, spelling)
+    ]
     assert len({c.op for c in found}) > 50
     assert unexplained(found, read_exceptions()) == []
 
@@ -95,26 +98,37 @@ def test_more_memory_of_either_kind_is_more() -> None:
     assert verdict(Kept(8, 8), Kept(16, 0)) == "more"
 
 
+def test_the_command_compares_what_it_is_told_to(
+    op_db: dict[str, Any], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert main(["--ops", "^(mul|tanh)$", "--samples", "2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" operators")[0] for line in lines] == ["function: 2", "in-place: 2"]
+    monkeypatch.setattr(Reason, "covers", lambda self, comparison: False)
+    assert main(["--ops", "^einsum$"]) == 1
+    assert "einsum (function), gradients of [" in capsys.readouterr().out
+
+
 # ---------------------------------------------------------------------------------------------- formulas
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_no_formula_is_run_for_an_input_that_needs_no_gradient(chunk: int, op_db: dict[str, Any]) -> None:
     checked = 0
     for name in sorted(op_db)[chunk::CHUNKS]:
-        for sample in samples_of(op_db[name], 2):
+        for sample in first_samples(op_db[name], 2):
             for subset in subsets([i for i, v in enumerate(sample.leaves) if can_have_gradient(v)]):
                 checked += check_formulas(name, op_db[name], sample, subset)
     assert checked > 100
 
 
-def check_formulas(name: str, op: Any, sample: Sample, subset: tuple[int, ...]) -> bool:
+def check_formulas(name: str, op: Any, sample: OpSample, subset: tuple[int, ...]) -> bool:
     """Run one call forward and backward, and look at what its formulas did; False where there is nothing to run."""
     leaves = leaves_of(sample.leaves, subset, tracked_leaf)
     arguments, keywords = tree_unflatten(leaves, sample.spec)
     try:
         with WantedInputs() as wanted:
             result = ways(op)[0](arguments, keywords)
-        live = [t for t in tensors_of(sample.process(result)) if t.requires_grad]
+        live = requiring_grad(sample.process(result))
         nodes = nodes_behind(live)
         runs = watch(nodes)
         torch.autograd.grad(live, [leaves[i] for i in subset], random_like(live, 1), allow_unused=True)

@@ -1,7 +1,8 @@
-"""Random programs of views, in-place writes, ordinary ops and reads, run on torch and on ours.
+"""``python -m tracer.checks.view_programs``: random programs of views, in-place writes, ordinary ops and reads, on torch and on ours.
 
-Values, gradients and second gradients are equal, or both raise. ``python tests/support/view_programs.py 20000`` runs that many and
-reports; the suite runs a few hundred.
+Values, gradients and second gradients are equal, or both raise. ``python -m tracer.checks.view_programs 20000`` runs that many programs
+(20,000 where no number is given), drawn by ``--seed N`` (0), and prints what came of them and the first ``--show N`` (5) that differ.
+The exit status is 1 when one differs. The suite runs a few hundred.
 """
 
 from __future__ import annotations
@@ -10,17 +11,15 @@ import argparse
 import random
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-
-import tracer
+from tracer.checks.leaves import plain
+from tracer.errors import UnsupportedError
+from tracer.tracked_tensor import tensor
 
 T = torch.Tensor
 
@@ -107,6 +106,8 @@ NAMES = [*VIEWS, *VIEWS, *PURE, *WRITES, *BINARY, *BINARY_WRITES, *BINARY_WRITES
 
 @dataclass(frozen=True)
 class Instruction:
+    """One line of a program: what is done to which tensor, with which numbers."""
+
     name: str
     target: int
     other: int
@@ -117,6 +118,7 @@ Program = tuple[Instruction, ...]
 
 
 def random_program(rng: random.Random) -> Program:
+    """Three to twelve random instructions."""
     length = rng.randint(3, 12)
     return tuple(
         Instruction(rng.choice(NAMES), rng.randrange(1000), rng.randrange(1000), rng.randrange(1000))
@@ -125,7 +127,7 @@ def random_program(rng: random.Random) -> Program:
 
 
 @dataclass
-class Outcome:
+class ProgramResult:
     """What a program led to: the step that raised, or values and derivatives."""
 
     raised_at: int | None
@@ -167,7 +169,7 @@ def _step(tensors: list[T], step: Instruction) -> None:
         tensors.append((VIEWS.get(name) or PURE[name])(t, k))
 
 
-def run(program: Program, leaf: T) -> Outcome:
+def run_program(program: Program, leaf: T) -> ProgramResult:
     """Run a program from one leaf; the same code for torch and for ours."""
     tensors = [leaf * 1.1, leaf.sin()]
     if program[0].number % 10 == 0:  # seldom the leaf itself: most that is written into it or its views raises
@@ -176,8 +178,8 @@ def run(program: Program, leaf: T) -> Outcome:
         try:
             _step(tensors, step)
         except (RuntimeError, IndexError) as error:
-            return Outcome(i, error, [], [], [])
-    values = [_plain(t) for t in tensors]
+            return ProgramResult(i, error, [], [], [])
+    values = [plain(t).clone() for t in tensors]
     try:
         parts = ((t * (i + 1)).sum() for i, t in enumerate(tensors) if t.requires_grad)
         loss: Any = sum(parts, torch.zeros((), dtype=leaf.dtype))
@@ -186,51 +188,50 @@ def run(program: Program, leaf: T) -> Outcome:
         if first is not None and first.requires_grad:
             (second,) = torch.autograd.grad(first.square().sum(), leaf, allow_unused=True)
     except (RuntimeError, IndexError) as error:
-        return Outcome(len(program), error, values, [], [])
-    zero = torch.zeros_like(_plain(leaf))
+        return ProgramResult(len(program), error, values, [], [])
+    zero = torch.zeros_like(plain(leaf))
     carrying = [t.requires_grad for t in tensors]
-    return Outcome(
+    return ProgramResult(
         None,
         None,
         values,
-        [zero if first is None else _plain(first)],
-        [zero if second is None else _plain(second)],
+        [zero if first is None else plain(first)],
+        [zero if second is None else plain(second)],
         carrying,
     )
 
 
-def _plain(tensor: T) -> T:
-    with torch._C.DisableTorchFunctionSubclass():
-        return torch._C.TensorBase.detach(tensor).clone()
-
-
-def compare(program: Program) -> str:
+def compare_program(program: Program) -> str:
     """``"equal"``, ``"both raise"``, ``"unsupported"`` or ``"torch stricter"``; raises ``AssertionError`` where they differ."""
     data = torch.linspace(-1, 1.3, 12, dtype=torch.float64).view(3, 4)
-    theirs = run(program, data.clone().requires_grad_())
-    ours = run(program, tracer.tensor(data, requires_grad=True))
-    if isinstance(ours.error, tracer.UnsupportedError):
+    theirs = run_program(program, data.clone().requires_grad_())
+    ours = run_program(program, tensor(data, requires_grad=True))
+    if isinstance(ours.error, UnsupportedError):
         return "unsupported"
     if theirs.error is not None and ours.error is None:
         check_by_differences(program, data, ours)
         return "torch stricter"
     if theirs.raised_at is not None or ours.raised_at is not None:
         # What torch finds when a tensor is used, ours may find in the backward pass only.
-        both = theirs.raised_at is not None and ours.raised_at is not None
-        assert both and theirs.raised_at <= ours.raised_at, (
+        in_order = theirs.raised_at is not None and ours.raised_at is not None and theirs.raised_at <= ours.raised_at
+        assert in_order, (
             f"torch raised at {theirs.raised_at}: {theirs.error}\nours at {ours.raised_at}: {type(ours.error)} {ours.error}\n{program}"
         )
         return "both raise"
     for what in ("values", "first", "second"):
         for i, (a, b) in enumerate(zip(getattr(ours, what), getattr(theirs, what), strict=True)):
-            assert a.shape == b.shape, f"{what} {i}: shape {a.shape} and {b.shape}\n{program}"
-            torch.testing.assert_close(
-                a, b, rtol=1e-8, atol=1e-10, msg=lambda m, w=what, i=i: f"{w} {i}: {m}\n{program}"
-            )
+            where = f"{what} {i}"
+            assert a.shape == b.shape, f"{where}: shape {a.shape} and {b.shape}\n{program}"
+            assert_close(a, b, 1e-8, 1e-10, f"{where} of {program}")
     return "equal"
 
 
-def check_by_differences(program: Program, data: T, ours: Outcome) -> None:
+def assert_close(ours: T, theirs: T, rtol: float, atol: float, where: str) -> None:
+    """``torch.testing.assert_close``, whose message says where."""
+    torch.testing.assert_close(ours, theirs, rtol=rtol, atol=atol, msg=lambda message: f"{where}: {message}")
+
+
+def check_by_differences(program: Program, data: T, ours: ProgramResult) -> None:
     """Where torch refuses a program and ours does not, our gradient is that of central differences.
 
     torch forbids the use of views after some writes that harm nothing, and counts what only a gradient of zero would have read.
@@ -240,17 +241,17 @@ def check_by_differences(program: Program, data: T, ours: Outcome) -> None:
         return
 
     def loss(at: T) -> T:
-        tensors = run_values(program, at)
+        tensors = values_of(program, at)
         parts = ((t * (i + 1)).sum() for i, t in enumerate(tensors) if ours.carrying[i])
         return sum(parts, torch.zeros((), dtype=at.dtype)).square()
 
     direction = torch.randn(data.shape, generator=torch.Generator().manual_seed(0), dtype=data.dtype)
     measured = (loss(data + 1e-6 * direction) - loss(data - 1e-6 * direction)) / 2e-6
     predicted = (ours.first[0] * direction).sum()
-    torch.testing.assert_close(predicted, measured, rtol=1e-4, atol=1e-4, msg=lambda m: f"differences: {m}\n{program}")
+    assert_close(predicted, measured, 1e-4, 1e-4, f"differences of {program}")
 
 
-def run_values(program: Program, data: T) -> list[T]:
+def values_of(program: Program, data: T) -> list[T]:
     """The tensors that a program ends with, without any gradient."""
     tensors = [data * 1.1, data.sin()]
     if program[0].number % 10 == 0:
@@ -260,18 +261,21 @@ def run_values(program: Program, data: T) -> list[T]:
     return tensors
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("count", type=int, nargs="?", default=20_000)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--show", type=int, default=5, help="how many of the failures to print")
-    options = parser.parse_args()
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the programs; what it returns is the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tracer.checks.view_programs", description=(__doc__ or "").split("\n\n")[0]
+    )
+    parser.add_argument("count", type=int, nargs="?", default=20_000, help="how many programs (default: 20000)")
+    parser.add_argument("--seed", type=int, default=0, help="of the programs drawn (default: 0)")
+    parser.add_argument("--show", type=int, default=5, help="how many of the failures to print (default: 5)")
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     rng, counts, shown = random.Random(options.seed), Counter[str](), 0
     for i in range(options.count):
         program = random_program(rng)
         try:
-            counts[compare(program)] += 1
+            counts[compare_program(program)] += 1
         except AssertionError as error:
             counts["different"] += 1
             if shown < options.show:

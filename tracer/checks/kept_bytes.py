@@ -1,14 +1,12 @@
-"""How many bytes the record of a call keeps for backward, here and in torch's own autograd, on the same inputs.
+"""``python -m tracer.checks.kept_bytes``: how many bytes the record of a call keeps for backward, beside torch's own autograd.
 
-    python tests/support/kept_bytes.py [--ops REGEX] [--samples N]
+Every sample of every operator of torch's database is run, as a function and in place, for each set of inputs that want a gradient.
+``--ops REGEX`` takes only operators whose name it finds a match in, ``--samples N`` at most N samples an operator. The exit status is 1
+when more is kept than torch keeps and ``kept_bytes_exceptions.json`` does not say why, or when one of its entries is no longer true.
 
-runs every sample of every operator of torch's database, as a function and in place, for each set of inputs that want a gradient. The
-exit status is 1 when more is kept than torch keeps and ``kept_bytes_exceptions.json`` does not say why, or when one of its entries is no
-longer true.
-
-Both sides are counted by one rule. A tensor that is kept counts with its whole storage, and each storage counts once, whoever else uses it:
-so what belongs to an argument or to the result anyway counts on both sides alike. Beside this total, the bytes that belong to neither
-are compared: the memory that is there for backward alone.
+Both sides are counted by one rule. A tensor that is saved counts with its whole storage, and each storage counts once, whoever else uses
+it: so what belongs to an argument or to the result anyway counts on both sides alike. Beside this total, the bytes that belong to
+neither are compared: the memory that is there for backward alone.
 """
 
 from __future__ import annotations
@@ -21,22 +19,19 @@ import warnings
 import weakref
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-if __name__ == "__main__":
-    sys.path[:0] = [str(Path(__file__).parents[2]), str(Path(__file__).parents[1])]
-
 import torch
-from torch.utils._pytree import tree_leaves, tree_unflatten
+from torch.utils._pytree import tree_unflatten
 
-from support.op_samples import operators, samples_of, seed
-from tracer import Tensor
-from tracer.checks.conformance.operators import Sample, Way, ways
-from tracer.checks.derivatives import can_have_gradient, leaves_of, native_leaf, tracked_leaf
+from tracer.checks.conformance.operators import Way, operators, ways
+from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
+from tracer.checks.leaves import can_have_gradient, leaves_of, native_leaf, tensors_of, tracked_leaf
 from tracer.node import Bridge, Node, flat, parts_of
 from tracer.recording.without_rule import MissingRule
+from tracer.tracked_tensor import Tensor
 
 EXCEPTIONS = Path(__file__).with_name("kept_bytes_exceptions.json")
 
@@ -76,17 +71,12 @@ class Kept:
         )
 
 
-def tensors_of(*nests: Any) -> list[torch.Tensor]:
-    """All tensors in nests of arguments and results."""
-    return [t for t in tree_leaves(nests) if isinstance(t, torch.Tensor)]
-
-
-class Uncomparable(Exception):
+class UncomparableError(Exception):
     """No gradient flows through the call, or this package has no rule for it."""
 
 
 def kept_by_torch(call: Callable[[list[Any]], Any], leaves: list[Any]) -> Kept:
-    """What torch keeps after ``call``, counted by its hook for saved tensors. Raises ``Uncomparable``, and what torch raises."""
+    """What torch keeps after ``call``, counted by its hook for saved tensors. Raises ``UncomparableError``, and what torch raises."""
     alive: weakref.WeakSet[_Saved] = weakref.WeakSet()
 
     def pack(tensor: torch.Tensor) -> _Saved:
@@ -94,11 +84,11 @@ def kept_by_torch(call: Callable[[list[Any]], Any], leaves: list[Any]) -> Kept:
         alive.add(saved)
         return saved
 
-    seed()
+    seed_call()
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda saved: None):  # type: ignore[arg-type, return-value]
         result = call(leaves)
     if not any(t.requires_grad for t in tensors_of(result)):
-        raise Uncomparable
+        raise UncomparableError
     held: Storages = {}
     for saved in alive:
         held.update(saved.storages)
@@ -113,13 +103,13 @@ class _Saved:
 
 
 def kept_here(call: Callable[[list[Any]], Any], leaves: list[Any]) -> Kept:
-    """What the nodes keep that ``call`` leaves behind on tracked leaves. Raises ``Uncomparable``."""
-    seed()
+    """What the nodes keep that ``call`` leaves behind on tracked leaves. Raises ``UncomparableError``."""
+    seed_call()
     result = call(leaves)
     held: Storages = {}
     for node in nodes_behind(result):
         if isinstance(node, MissingRule | Bridge):
-            raise Uncomparable
+            raise UncomparableError
         held.update(storages([tensor for tensor, _ in node.saved_versions]))
     return Kept.of(held, tensors_of(leaves, result))
 
@@ -173,17 +163,17 @@ class Comparison:
         )
 
 
-def compare(name: str, op: Any, count: int | None, spelling: str) -> Iterator[Comparison]:
+def compare_operator(name: str, op: Any, count: int | None, spelling: str) -> Iterator[Comparison]:
     """Every sample (or the first ``count``) of an operator, for each set of inputs that want a gradient."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for way in ways(op):
             if way.name == spelling:
-                for sample in samples_of(op, count):
-                    yield from _compare(name, way, sample)
+                for sample in first_samples(op, count):
+                    yield from _compare_sample(name, way, sample)
 
 
-def _compare(name: str, way: Way, sample: Sample) -> Iterator[Comparison]:
+def _compare_sample(name: str, way: Way, sample: OpSample) -> Iterator[Comparison]:
     able = [i for i, v in enumerate(sample.leaves) if can_have_gradient(v)]
 
     def call(leaves: list[Any]) -> Any:
@@ -240,30 +230,52 @@ def unexplained(comparisons: Sequence[Comparison], reasons: Sequence[Reason]) ->
     return [str(c) for c in comparisons if c.verdict == "more" and not any(r.covers(c) for r in reasons)]
 
 
-def main() -> int:
-    """Compare everything."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+@dataclass
+class Tally:
+    """What came of all comparisons in one spelling."""
+
+    counts: Counter[str] = field(default_factory=Counter)
+    by_op: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))
+    used: set[Reason] = field(default_factory=set)
+    bad: list[str] = field(default_factory=list)
+
+    def add(self, name: str, found: Sequence[Comparison], reasons: Sequence[Reason]) -> None:
+        """Count the comparisons of one operator."""
+        self.bad += unexplained(found, reasons)
+        self.used |= {r for r in reasons for c in found if c.verdict == "more" and r.covers(c)}
+        for c in found:
+            self.counts[c.verdict] += 1
+            self.by_op[name].add(c.verdict)
+
+    def __str__(self) -> str:
+        worst = Counter("more" if "more" in v else "less" if "less" in v else "equal" for v in self.by_op.values())
+        return (
+            f"{len(self.by_op)} operators, {self.counts.total()} calls: {dict(self.counts)}; operators: {dict(worst)}"
+        )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Compare everything; what it returns is the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tracer.checks.kept_bytes", description=(__doc__ or "").split("\n\n")[0]
+    )
     parser.add_argument("--ops", metavar="REGEX", default="", help="only operators whose name it finds a match in")
     parser.add_argument("--samples", type=int, metavar="N", help="at most N samples an operator")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     torch.set_num_threads(1)
-    reasons, used, bad = read_exceptions(), set(), []
+    reasons, tallies = read_exceptions(), []
     for spelling in SPELLINGS:
-        counts: Counter[str] = Counter()
-        by_op: dict[str, set[str]] = defaultdict(set)
+        tally = Tally()
         for name, op in operators(options.ops).items():
-            found = list(compare(name, op, options.samples, spelling))
-            bad += unexplained(found, reasons)
-            used |= {r for r in reasons for c in found if c.verdict == "more" and r.covers(c)}
-            for c in found:
-                counts[c.verdict] += 1
-                by_op[name].add(c.verdict)
-        worst = Counter("more" if "more" in v else "less" if "less" in v else "equal" for v in by_op.values())
-        print(f"{spelling}: {len(by_op)} operators, {counts.total()} calls: {dict(counts)}; operators: {dict(worst)}")
-    stale = [] if options.ops or options.samples else [r for r in reasons if r not in used]
-    for line in [*bad, *(f"no longer true: {r}" for r in stale)]:
+            tally.add(name, list(compare_operator(name, op, options.samples, spelling)), reasons)
+        print(f"{spelling}: {tally}")
+        tallies.append(tally)
+    bad = [line for tally in tallies for line in tally.bad]
+    if not options.ops and not options.samples:
+        bad += [f"no longer true: {r}" for r in reasons if not any(r in tally.used for tally in tallies)]
+    for line in bad:
         print(line)
-    return 1 if bad or stale else 0
+    return 1 if bad else 0
 
 
 if __name__ == "__main__":

@@ -1,0 +1,145 @@
+"""One operator of torch's operator database through tracked tensors, compared with torch's own autograd."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import time
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from tracer.checks.conformance.operators import DTYPES, Way, load_ops, tier_of, ways
+from tracer.checks.conformance.samples import OpSample
+from tracer.checks.derivatives import Derivatives, first_difference
+from tracer.checks.leaves import tracked_leaf
+from tracer.checks.op_database import OP_DB, samples_of
+from tracer.checks.tolerances import database_tolerance
+
+
+@dataclass(frozen=True)
+class Job:
+    """What is to be run of one operator; plain data that travels to a worker process."""
+
+    op: str
+    dtype: str = "float64"
+    order: int = 1
+    device: str = "cpu"
+    #: At most that many samples; all of them where None.
+    samples: int | None = None
+    #: ``module:attribute`` of the list of operators.
+    source: str = OP_DB
+
+
+@dataclass
+class OpFailure:
+    """One way in which an operator fails: how often, and where first."""
+
+    cause: str
+    spelling: str
+    sample: int
+    example: str
+    count: int = 1
+
+
+@dataclass
+class OpOutcome:
+    """What came of one operator."""
+
+    op: str
+    tier: str
+    dtype: str
+    order: int
+    #: Samples that at least one spelling compared, spellings that took part, comparisons made (one a sample and spelling).
+    samples: int = 0
+    spellings: list[str] = field(default_factory=list)
+    checks: int = 0
+    #: Calls that torch itself refuses, or cannot differentiate.
+    skipped: int = 0
+    failures: list[OpFailure] = field(default_factory=list)
+    seconds: float = 0.0
+    #: Why nothing was compared, where nothing was.
+    note: str = ""
+
+    @property
+    def status(self) -> str:
+        """``passed``, ``failed`` or ``untested`` (torch raised for every sample, or there is none)."""
+        return "failed" if self.failures else "passed" if self.checks else "untested"
+
+    def fail(self, cause: str, spelling: str = "", sample: int = -1, example: str = "") -> None:
+        """Note a failure, together with those of the same cause."""
+        for failure in self.failures:
+            if failure.cause == cause:
+                failure.count += 1
+                return
+        self.failures.append(OpFailure(cause, spelling, sample, example))
+
+
+def difference_between(ours: Derivatives, theirs: Derivatives) -> str:
+    """The first difference, said so that the same fault of two operators reads the same; empty if there is none."""
+    found = first_difference(ours, theirs, database_tolerance)
+    return "" if found is None else found.cause
+
+
+def cause_of(error: BaseException) -> str:
+    """Class and first line of an error, without what stands in brackets: the arguments differ from sample to sample."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    shorter = re.sub(r" ?\([^()]*\)", "", line)
+    while shorter != line:
+        line, shorter = shorter, re.sub(r" ?\([^()]*\)", "", shorter)
+    return f"{type(error).__name__}: {line[:200]}".rstrip(": ")
+
+
+def _samples(op: Any, job: Job) -> Iterator[OpSample]:
+    taken = samples_of(op, job.device, DTYPES[job.dtype], requires_grad=True)
+    return map(OpSample.of, itertools.islice(taken, job.samples))
+
+
+def lost_op(job: Job, cause: str, seconds: float) -> OpOutcome:
+    """What came of an operator whose process crashed or ran out of time."""
+    outcome = OpOutcome(job.op, tier_of(job.op), job.dtype, job.order, seconds=seconds)
+    outcome.fail(cause)
+    return outcome
+
+
+def check_op(job: Job) -> OpOutcome:
+    """Every spelling of one operator on every sample. Nothing but an end of the process keeps it from an answer."""
+    began = time.perf_counter()
+    outcome = OpOutcome(job.op, tier_of(job.op), job.dtype, job.order)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        op = load_ops(job.source)[job.op]
+        try:
+            samples = list(_samples(op, job))
+        except Exception as error:
+            samples, outcome.note = [], f"torch cannot make the samples: {cause_of(error)}"
+        compared = set()
+        for way in ways(op):
+            for index, sample in enumerate(samples):
+                if _check_call(outcome, way, index, sample):
+                    compared.add(index)
+                    if way.name not in outcome.spellings:
+                        outcome.spellings.append(way.name)
+    outcome.samples = len(compared)
+    if not outcome.checks and not outcome.note:
+        outcome.note = f"torch itself raises for all of {len(samples)} samples" if samples else "no samples"
+    outcome.seconds = time.perf_counter() - began
+    return outcome
+
+
+def _check_call(outcome: OpOutcome, way: Way, index: int, sample: OpSample) -> bool:
+    """Compare one call; False where torch itself raises."""
+    try:
+        wanted, theirs = sample.native(way, outcome.order)
+    except Exception:
+        outcome.skipped += 1
+        return False
+    outcome.checks += 1
+    try:
+        difference = difference_between(sample.derivatives(way, wanted, outcome.order, tracked_leaf), theirs)
+    except Exception as error:
+        difference = cause_of(error)
+    if difference:
+        outcome.fail(difference, way.name, index, sample.text)
+    return True

@@ -1,0 +1,125 @@
+"""What is checked of a call beside its values and derivatives: layouts, single results, memory, and what formulas do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from tracer.checks.derivatives import Derivatives, differentiate, first_difference
+from tracer.checks.leaves import (
+    SEED,
+    leaves_of,
+    native_leaf,
+    non_contiguous,
+    plain,
+    random_like,
+    requiring_grad,
+    tensors_of,
+    tracked_leaf,
+)
+from tracer.checks.rules.checked_rule import CheckedRule, declines
+from tracer.checks.rules.diagnosis import close, watched
+from tracer.checks.rules.sample_call import SampleCall, our_bytes, torch_bytes
+from tracer.checks.tolerances import drawn_tolerance
+from tracer.errors import Mistake
+
+#: Of several results, so many are given a gradient alone.
+SINGLE_RESULTS = 4
+
+
+def check_gradient_layout(checked: CheckedRule, call: SampleCall) -> None:
+    """A gradient that comes in with gaps or expanded gives what a contiguous one gives."""
+    try:
+        torch.manual_seed(SEED)
+        leaves = leaves_of(call.leaves, call.able, tracked_leaf)
+        inputs = [leaves[i] for i in call.able]
+        live = requiring_grad(call(leaves))
+        if not live:
+            return
+        usual = random_like(live, 1)
+        ones = [torch.ones((), dtype=o.dtype).expand(o.shape) for o in live]
+        for what, given, reference in (
+            ("non-contiguous", [non_contiguous(c) for c in usual], usual),
+            ("expanded", ones, [o.contiguous() for o in ones]),
+        ):
+            pair = [
+                torch.autograd.grad(live, inputs, cotangents, retain_graph=True, allow_unused=True)
+                for cotangents in (given, reference)
+            ]
+            for i, a, b in zip(call.able, *pair, strict=True):
+                if a is not None and b is not None and not close(plain(a), plain(b)):
+                    text = f"another gradient when that of the result comes in {what}"
+                    checked.fail(text, "", call, name=call.names[i])
+                    return
+    except Exception as error:
+        if not declines(error):
+            checked.fail_with(error, call, when="with a gradient that comes in non-contiguous or expanded")
+
+
+def check_single_results(checked: CheckedRule, call: SampleCall) -> None:
+    """Of several results, each alone receives a gradient."""
+    theirs = checked.by_torch(call, call.able, 1)
+    if theirs is None or not checked.options.torch_agrees or sum(theirs.requires_grad) < 2:
+        return
+    for k in [k for k, lives in enumerate(theirs.requires_grad) if lives][:SINGLE_RESULTS]:
+        if not _check_single_result(checked, call, k):
+            return
+
+
+def _check_single_result(checked: CheckedRule, call: SampleCall, k: int) -> bool:
+    """False where the others need not be looked at: torch refuses, or the rule is wrong."""
+
+    def one(leaves: list[Any]) -> Any:
+        return tensors_of(call(leaves))[k]
+
+    pair: list[Derivatives] = []
+    try:
+        for leaf in (native_leaf, tracked_leaf):
+            pair.append(differentiate(one, leaves_of(call.leaves, call.able, leaf), call.able, 1, leaf))
+    except Exception as error:
+        if pair and not declines(error):
+            checked.fail_with(error, call, when=f"when result {k} alone has a gradient")
+        return False
+    theirs, ours = pair
+    found = first_difference(ours, theirs, drawn_tolerance)
+    if found is None or found.what.startswith("argument"):
+        return True
+    if checked.differences_approve(one, call, call.able, ours, found):
+        return True
+    checked.fail(f"{found.cause}, when result {k} alone has a gradient", found.detail, call)
+    return False
+
+
+def check_memory(checked: CheckedRule, call: SampleCall) -> None:
+    """No more bytes are kept for backward than torch keeps."""
+    if not all(t.is_contiguous() for t in tensors_of(call.leaves) if t.layout == torch.strided):
+        return  # an input with gaps keeps more than its values, one that is expanded less: which is kept would decide
+    if checked.by_torch(call, call.able, 1) is None:
+        return
+    theirs = torch_bytes(call, call.able)
+    ours = our_bytes(call, call.able)
+    if ours is None:
+        return
+    checked.report.kept_bytes += ours
+    if theirs is None or not checked.options.torch_agrees:
+        return
+    checked.report.torch_bytes += theirs
+    if ours > theirs and checked.options.memory:
+        detail = f"{ours} bytes, torch {theirs}; the rule saves {', '.join(checked.rule.saves)}"
+        advice = "name less in the formulas' parameters: result in place of input, x_shape in place of x"
+        checked.fail("keeps more memory than torch", detail, call, mistake=Mistake("memory", advice))
+
+
+def check_formulas(checked: CheckedRule, call: SampleCall) -> None:
+    """What projection hides: a formula that computes in a narrower dtype, and one that writes into what it is given."""
+    if not checked.rule.formulas or checked.rule.forward is not None:
+        return
+    seen: list[Mistake] = []
+    try:
+        with watched(checked.rule, checked.main, seen):
+            differentiate(call, leaves_of(call.leaves, call.able, tracked_leaf), call.able, 1, tracked_leaf)
+    except Exception:
+        return  # the comparisons have seen it already
+    if seen:
+        checked.fail(seen[0].text, "", call, mistake=seen[0])
