@@ -25,7 +25,7 @@ class Choices(Protocol):
         """One of them."""
 
 
-class RandomChoices:
+class RandomChoices(Choices):
     """Choices of a random number generator."""
 
     def __init__(self, seed: int) -> None:

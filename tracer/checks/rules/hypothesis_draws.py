@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from ops_registry.errors import RuleCheckError
-from tracer.checks.rules.drawing import DrawingPlan
+from tracer.checks.rules.drawing import Choices, DrawingPlan
 
 
 def require_hypothesis() -> Any:
@@ -38,7 +38,7 @@ def collected(strategy: Any, count: int) -> list[Any]:
     return found
 
 
-class HypothesisChoices:
+class HypothesisChoices(Choices):
     """Choices of hypothesis: ``draw`` is what a composite strategy gets."""
 
     def __init__(self, draw: Callable[[Any], Any]) -> None:
