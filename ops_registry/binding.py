@@ -23,6 +23,9 @@ class Kind(Enum):
     DECOMPOSITION = "decomposition"
     NO_GRADIENT = "no gradient"
 
+    # Looked up in a dictionary at every call: Enum's own hash is a Python function.
+    __hash__ = object.__hash__
+
 
 class Spelling:
     """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""

@@ -26,11 +26,11 @@ class UnusedInputError(GlassgradError):
 
 
 class FreedGraphError(GlassgradError):
-    """Backward went a second time through a graph whose kept tensors the first one released."""
+    """Backward went a second time through a graph whose saved tensors the first one released."""
 
 
 class OverwrittenError(GlassgradError):
-    """A tensor kept for backward was overwritten in place in between."""
+    """A tensor saved for backward was overwritten in place in between."""
 
 
 class InPlaceError(GlassgradError):
@@ -50,7 +50,7 @@ class SecondDerivativeError(GlassgradError):
 
 
 class SavedTensorHookError(GlassgradError):
-    """A hook that packs or unpacks what is kept for backward broke the rules for it."""
+    """A hook that packs or unpacks what is saved for backward broke the rules for it."""
 
 
 class UnsupportedError(GlassgradError):

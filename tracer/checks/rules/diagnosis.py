@@ -33,7 +33,7 @@ from tracer.checks.rules.sample_call import SampleCall, name_of
 from tracer.errors import Mistake
 
 #: What an in-place write is said to be.
-WRITES = "a formula writes into the gradient or into what was kept for it"
+WRITES = "a formula writes into the gradient or into what was saved for it"
 
 #: Jacobians up to that many elements are computed to say what a mistake looks like.
 LARGEST_JACOBIAN = 1 << 14
