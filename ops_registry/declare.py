@@ -94,7 +94,7 @@ def _adjoint_formula(kernel: Callable[..., Any], wrt: str) -> Callable[..., Any]
     source = f"def self_adjoint({', '.join(parameters)}):\n    return kernel({', '.join(arguments)})\n"
     file = f"<self_adjoint of {name}>"
     linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    names = {"__name__": __name__, "kernel": kernel, "conj": conj}
+    names: dict[str, Any] = {"__name__": __name__, "kernel": kernel, "conj": conj}
     exec(compile(source, file, "exec"), names)
     formula: Callable[..., Any] = names["self_adjoint"]
     return formula
