@@ -5,7 +5,7 @@ Each makes an ordinary rule. Its ``location`` is the line of the declaration.
 
 from __future__ import annotations
 
-import inspect
+import linecache
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -77,22 +77,27 @@ def _zero_formula() -> Callable[..., Any]:
 
 
 def _adjoint_formula(kernel: Callable[..., Any], wrt: str) -> Callable[..., Any]:
-    signature = signature_of(kernel)
+    """``def self_adjoint(grad, x, ...): return kernel(grad, conj(x), ...)``, with the names of the kernel's own arguments.
+
+    Written out, so that the names of its parameters say what is saved, and it costs what a written formula does. Tracebacks and the
+    catalogue read its source as that of any other.
+    """
+    name, signature = op_name(kernel), signature_of(kernel)
     if wrt not in signature.names:
-        raise RuleError(f"{op_name(kernel)}({', '.join(signature.names)}) has no input '{wrt}' to be linear in")
-    by_name = [name for name in signature.names if name in signature.keyword_only]
-    count, place = len(signature.names) - len(by_name), signature.names.index(wrt)
-
-    def self_adjoint(*given: Any) -> Any:
-        values = [value if at == place else conj(value) for at, value in enumerate(given)]
-        return kernel(*values[:count], **dict(zip(by_name, values[count:], strict=True)))
-
-    # The names of the parameters say what is saved: those of the kernel, with ``grad`` in the place of what it is linear in.
-    names = ["grad" if name == wrt else name for name in signature.names]
-    self_adjoint.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
-        [inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD) for name in names]
-    )
-    return self_adjoint
+        raise RuleError(f"{name}({', '.join(signature.names)}) has no input '{wrt}' to be linear in")
+    parameters, arguments = [], []
+    for argument in signature.names:
+        parameter = "grad" if argument == wrt else argument
+        value = parameter if argument == wrt or argument in signature.constant else f"conj({parameter})"
+        parameters.append(parameter)
+        arguments.append(f"{argument}={value}" if argument in signature.keyword_only else value)
+    source = f"def self_adjoint({', '.join(parameters)}):\n    return kernel({', '.join(arguments)})\n"
+    file = f"<self_adjoint of {name}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    names: dict[str, Any] = {"__name__": __name__, "kernel": kernel, "conj": conj}
+    exec(compile(source, file, "exec"), names)
+    formula: Callable[..., Any] = names["self_adjoint"]
+    return formula
 
 
 def _register(

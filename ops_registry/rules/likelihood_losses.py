@@ -138,14 +138,28 @@ def weighted(terms, weight):
 
 @backward(nn.binary_cross_entropy, wrt="input")
 def binary_cross_entropy(grad, input, target, weight, reduction):
+    require_broadcast_target(input.shape, target.shape)
     return aten.binary_cross_entropy_backward(grad, *broadcast_pair(input, target, grad.dtype), weight, reduction)
 
 
 @backward(nn.binary_cross_entropy, wrt="target")
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
-    shape = broadcast_shape(input.shape, target_shape)
+    require_broadcast_target(input.shape, target_shape)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
-    return (weighted(terms, weight) * spread_reduction(grad, reduction, shape)).expand(shape)
+    return (weighted(terms, weight) * spread_reduction(grad, reduction, input.shape)).expand(input.shape)
+
+
+def require_broadcast_target(shape, target_shape):
+    """Refuse a target whose shape is not that of the last dimensions of the input: torch drops dimensions of length 1 from both first."""
+    last = tuple(target_shape)
+    while last[:1] == (1,):
+        last = last[1:]
+    repeated = len(target_shape) <= len(shape) and last == tuple(shape[len(shape) - len(last) :])
+    if shape != target_shape and not repeated:
+        raise UnsupportedCallError(
+            f"binary_cross_entropy of an input of shape {tuple(shape)} and a target of shape {tuple(target_shape)}: torch does not "
+            f"broadcast these as it does elsewhere. Expand both to one shape: torch.broadcast_tensors(input, target)."
+        )
 
 
 @backward(aten.binary_cross_entropy_backward, wrt="grad_output")

@@ -121,13 +121,21 @@ def vdot_other(grad, input):
 
 
 @backward(torch.linalg.vecdot, wrt="x")
-def vecdot_x(grad, y, dim):
-    return conj(grad).unsqueeze(dim) * y
+def vecdot_x(grad, x_shape, y, dim):
+    return _as_long(conj(grad).unsqueeze(dim) * y, x_shape, dim)
 
 
 @backward(torch.linalg.vecdot, wrt="y")
-def vecdot_y(grad, x, dim):
-    return grad.unsqueeze(dim) * x
+def vecdot_y(grad, x, y_shape, dim):
+    return _as_long(grad.unsqueeze(dim) * x, y_shape, dim)
+
+
+def _as_long(product, shape, dim):
+    """``product`` as long along the contracted ``dim`` as the operand of ``shape``: where the other has length 1, so has ``product``."""
+    axis = dim if dim < 0 else dim - product.ndim
+    if product.shape[axis] != 1 or -axis > len(shape):
+        return product
+    return product.expand([shape[axis] if d == axis else -1 for d in range(-product.ndim, 0)])
 
 
 @backward(torch.outer, wrt="input", cast_to_grad="vec2")

@@ -187,9 +187,14 @@ def test_shapes_that_do_not_broadcast_are_refused() -> None:
         broadcast_shape((2, 3), (2,))
 
 
-def test_a_declared_formula_has_the_signature_that_its_parameters_say() -> None:
-    formula = formula_of(torch.ops.aten.native_dropout_backward)
-    assert tuple(inspect.signature(formula.function).parameters) == formula.parameters
+def test_a_self_adjoint_rule_reads_as_if_it_were_written() -> None:
+    function = next(
+        f for f in ops_registry.lookup(torch.ops.aten.gelu_backward).formulas if f.wrt == ("grad_output",)
+    ).function  # type: ignore[union-attr]
+    assert inspect.getsource(function) == (
+        "def self_adjoint(grad, input, approximate):\n    return kernel(grad, conj(input), approximate=approximate)\n"
+    )
+    assert second_order(function) == "yes"
 
 
 def test_a_joint_formula_that_lost_an_input_is_asked_by_name_for_the_others() -> None:

@@ -407,3 +407,33 @@ def test_low_precision_gradient_equals_that_of_torch(dtype: torch.dtype, device:
     (F.cross_entropy(ours, target) + F.mse_loss(ours, x.new_ones(1, 3))).backward()
     (F.cross_entropy(theirs, target) + F.mse_loss(theirs, x.new_ones(1, 3))).backward()
     assert torch.equal(ours.grad, theirs.grad)
+
+
+@pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
+@pytest.mark.parametrize("tracked", [0, 1], ids=["input", "target"])
+@pytest.mark.parametrize("shapes", [((4, 1), (1, 4)), ((4, 4), (4, 1)), ((1, 4), (4, 4)), ((3, 4), (1, 1, 4))], ids=str)
+def test_binary_cross_entropy_is_refused_where_torch_does_not_broadcast(
+    shapes: tuple[tuple[int, ...], ...], tracked: int, device: torch.device
+) -> None:
+    pair = [rand(*shape, low=0.1, high=0.9, seed=i)(device) for i, shape in enumerate(shapes)]
+    pair[tracked] = tracer.track(pair[tracked], True)
+    with pytest.raises(UnsupportedCallError, match="does not broadcast"):
+        torch.ops.aten.binary_cross_entropy(*pair).backward()
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 4), (1,), ()], ids=str)
+def test_binary_cross_entropy_broadcasts_a_target_over_the_first_dimensions(
+    shape: tuple[int, ...], device: torch.device
+) -> None:
+    target = rand(*shape, low=0.1, high=0.9, seed=1)
+    run_case(
+        case(
+            "binary_cross_entropy",
+            torch.ops.aten.binary_cross_entropy,
+            rand(3, 4, low=0.1, high=0.9),
+            target,
+            torch_agrees=False,
+            second="differences",
+        ),
+        device,
+    )
