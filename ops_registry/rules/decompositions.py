@@ -238,8 +238,8 @@ def reflections(input, tau, transpose):
         yield i, v, conj(factor) if transpose else factor
 
 
-def reflected_backward(grad, input, tau, C, transpose):
-    """The gradients of ``input``, ``tau`` and ``C`` through Q C, or through Qᴴ C with ``transpose``."""
+def reflected_backward(grad, input, tau, C, transpose, wants_input, wants_tau):
+    """The gradients of ``input``, ``tau`` (None where not wanted) and ``C`` through Q C, or through Qᴴ C with ``transpose``."""
     steps = []
     for i, v, factor in reflections(input, tau, transpose):
         row = v.mH @ C
@@ -252,15 +252,20 @@ def reflected_backward(grad, input, tau, C, transpose):
         grad_v = -(conj(factor) * (grad @ row.mH) + factor * (before @ grad_row.mH))
         columns[i] = torch.cat([torch.zeros_like(grad_v[..., : i + 1, :]), grad_v[..., i + 1 :, :]], -2)
         grad = grad - conj(factor) * v @ grad_row
-    unread = torch.zeros_like(input[..., len(steps) :])
-    grad_tau = torch.cat(factors, -1) if steps else torch.zeros_like(tau)
-    return torch.cat([*columns, unread], -1), conj(grad_tau) if transpose else grad_tau, grad
+    grad_input = grad_tau = None
+    if wants_input:
+        unread = torch.zeros_like(input[..., len(steps) :])
+        grad_input = torch.cat([*columns, unread], -1)
+    if wants_tau:
+        grad_tau = torch.cat(factors, -1) if steps else torch.zeros_like(tau)
+        grad_tau = conj(grad_tau) if transpose else grad_tau
+    return grad_input, grad_tau, grad
 
 
 @backward(torch.linalg.householder_product, wrt=("input", "tau"))
-def householder_product(grad, input, tau):
+def householder_product(grad, input, tau, needs):
     start = torch.eye(*input.shape[-2:], dtype=input.dtype, device=input.device).expand_as(input)
-    return reflected_backward(grad, input, tau, start, False)[:2]
+    return reflected_backward(grad, input, tau, start, False, needs.input, needs.tau)[:2]
 
 
 @decomposition(torch.orgqr)
@@ -269,9 +274,11 @@ def orgqr(input, input2):
 
 
 @backward(torch.ormqr, wrt=("input", "input2", "input3"))
-def ormqr(grad, input, input2, input3, left, transpose):
+def ormqr(grad, input, input2, input3, left, transpose, needs):
+    wants = needs.input, needs.input2
     if left:
-        return reflected_backward(grad, input, input2, input3, transpose)
-    # C Q = (Qᴴ Cᴴ)ᴴ
-    grad_input, grad_tau, grad_C = reflected_backward(grad.mH, input, input2, input3.mH, not transpose)
-    return grad_input, grad_tau, grad_C.mH
+        grad_input, grad_tau, grad_C = reflected_backward(grad, input, input2, input3, transpose, *wants)
+    else:  # C Q = (Qᴴ Cᴴ)ᴴ
+        grad_input, grad_tau, grad_C = reflected_backward(grad.mH, input, input2, input3.mH, not transpose, *wants)
+        grad_C = grad_C.mH
+    return grad_input, grad_tau, grad_C if needs.input3 else None

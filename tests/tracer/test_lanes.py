@@ -16,7 +16,7 @@ import tracer
 import tracer.tracked_tensor
 from ops_registry.registry import TABLE
 from tracer.backprop.sweep import Sweep
-from tracer.checks.derivatives import SEED, can_have_gradient, leaves_of, tracked_leaf
+from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, tracked_leaf
 from tracer.graph import backward_order
 from tracer.node import Node, flat
 
