@@ -33,10 +33,13 @@ def forward_batch_norm(input, weight, bias, running_mean, running_var, training,
 
 
 @backward(torch.batch_norm, wrt=INPUTS, forward=forward_batch_norm)
-def batch_norm(grad, input, weight, running, mean, invstd, training, eps, reserve, implementation, needs):
+def batch_norm(
+    grad, input, weight, weight_shape, bias_shape, running, mean, invstd, training, eps, reserve, implementation, needs
+):
     if grad.numel() == 0:  # the kernel would crash
-        channels = input.shape[1]
-        return grad, *(grad.new_zeros(channels) if wanted else None for wanted in needs[1:])
+        grad_weight = grad.new_zeros(weight_shape) if needs.weight else None
+        grad_bias = grad.new_zeros(bias_shape) if needs.bias else None
+        return grad, grad_weight, grad_bias
     statistics = *running, *of_batch(input, mean, invstd, training, eps)
     return aten._batch_norm_impl_index_backward(
         implementation, input, grad, weight, *statistics, training, eps, list(needs), reserve
@@ -157,7 +160,8 @@ def instance_norm(grad, input, weight, running, mean, invstd, use_input_stats, e
     samples = input.shape[0]
     (weight,) = repeated(samples, weight)
     one, x = as_one_sample(grad), as_one_sample(input)
+    per_channel = [(samples * input.shape[1],)] * 2
     noted = (running, mean, invstd, use_input_stats, eps, reserve, implementation)
-    grad_x, *others = batch_norm(one, x, weight, *noted, needs)
+    grad_x, *others = batch_norm(one, x, weight, *per_channel, *noted, needs)
     grad_weight, grad_bias = (None if t is None else t.reshape(samples, -1).sum(0) for t in others)
     return None if grad_x is None else grad_x.reshape(input.shape), grad_weight, grad_bias

@@ -139,12 +139,12 @@ def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, rever
     grad_h, grad_c = zeros_if_none(grad_h, h), zeros_if_none(grad_c, c)
     grad_steps, grad_outputs = [], []
     for rows, grad_out, *slopes, forget in backward_steps(sizes, reverse, grad_output, slope_c, slope_o, slope_ifg, f):
-        by_c, by_o, by_ifg = slopes
+        c_slope, o_slope, ifg_slope = slopes
         step_h = add_output_grad(grad_h, rows, grad_out)
         grad_outputs.append(step_h)
         step_h = step_h if w_hr is None else step_h @ w_hr
-        step_c = torch.addcmul(grad_c[:rows], step_h, by_c)
-        grad_x = torch.cat(((step_c.unsqueeze(1) * by_ifg).flatten(1), step_h * by_o), 1)
+        step_c = torch.addcmul(grad_c[:rows], step_h, c_slope)
+        grad_x = torch.cat(((step_c.unsqueeze(1) * ifg_slope).flatten(1), step_h * o_slope), 1)
         grad_h = replace_first_rows(grad_h, grad_x @ w_hh)
         grad_c = replace_first_rows(grad_c, step_c * forget)
         grad_steps.append(grad_x)

@@ -74,6 +74,7 @@ CASES = [
     case("batch_norm", normed(batch_norm, True), rand(5, 3), W, B, label="rank-2"),
     case("batch_norm", normed(batch_norm, True), rand(2, 3, 2, 1, 3), W, B, label="rank-5"),
     case("batch_norm", normed(batch_norm, False), rand(0, 3, 2), W, B, label="empty"),
+    case("batch_norm", lambda x: F.batch_norm(x, None, None, training=True), rand(0), label="empty-vector"),
     case(
         "batch_norm",
         lambda x, b: F.batch_norm(x, *running(x), bias=b),
