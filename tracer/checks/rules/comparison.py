@@ -112,14 +112,13 @@ class RuleComparison:
         ours = self._ours(call, wanted, order, theirs)
         if isinstance(ours, Answer):
             return ours
-        torch_says = self._compare_with_torch(call, wanted, ours, theirs)
-        if torch_says is Answer.WRONG:
+        confirmed = self._compare_with_torch(call, wanted, ours, theirs)
+        if confirmed is None:
             return Answer.WRONG
         measurable = call.dtype in (torch.float64, torch.complex128) and any(ours.requires_grad)
-        if everything and self.options.differences and measurable:
-            highest = 0 if torch_says is Answer.UNKNOWN or theirs is None else 2 if theirs.second else 1
-            if not self._compare_with_differences(call, wanted, ours, highest):
-                return Answer.WRONG
+        measured = everything and self.options.differences and measurable
+        if measured and not self._compare_with_differences(call, wanted, ours, confirmed):
+            return Answer.WRONG
         self.report.orders[2 if ours.second else 1] += 1
         return Answer.RIGHT
 
@@ -144,22 +143,22 @@ class RuleComparison:
 
     def _compare_with_torch(
         self, call: SampleCall, wanted: tuple[int, ...], ours: Derivatives, theirs: Derivatives | None
-    ) -> Answer:
-        """Whether ours are those of torch; unknown where it is not to be asked, or is what is wrong."""
+    ) -> int | None:
+        """The order up to which torch confirms ours: 0 where it is not to be asked, or is itself wrong; None where ours are wrong."""
         if theirs is None or not self.options.torch_agrees:
-            return Answer.UNKNOWN
+            return 0
         self.report.against_torch += 1
         found = first_difference(ours, theirs, drawn_tolerance)
         if found is None:
-            return Answer.RIGHT
+            return 2 if theirs.second else 1
+        order = 2 if found.what.startswith("second") else 1
         if self.checked.differences_approve(call, call, wanted, ours, found):
             self.report.torch_wrong += 1
-            return Answer.UNKNOWN
+            return order - 1
         names = _names(call, wanted)
         name = names[found.index] if found.what.endswith("derivative") and found.index < len(names) else ""
-        order = 2 if found.what.startswith("second") else 1
         self.checked.fail(f"{found.what or 'result'}: {found.aspect}", found.detail, call, names, order, name)
-        return Answer.WRONG
+        return None
 
     def _compare_with_differences(
         self, call: SampleCall, wanted: tuple[int, ...], ours: Derivatives, confirmed: int

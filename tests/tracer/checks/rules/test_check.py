@@ -126,6 +126,13 @@ def test_arguments_can_be_given() -> None:
     assert dict(report.examples) == {"given": 1}
 
 
+def test_torch_confirms_a_first_derivative_though_its_second_is_wrong() -> None:
+    # Scaled by how often a row is looked up, the gradient is not the derivative on purpose; torch scales the second one wrongly.
+    table, rows = torch.rand(5, 2, dtype=torch.float64), torch.tensor([[1, 1], [2, 3]])
+    report = check_rule(torch.embedding, inputs=(table, rows, -1, True, False), database=False)
+    assert report.torch_wrong > 0 and report.doubtful > 0
+
+
 def test_a_strategy_can_be_given() -> None:
     shapes = st.tuples(st.integers(0, 3), st.integers(1, 3))
     inputs = shapes.map(lambda shape: (torch.rand(shape, dtype=torch.float64), 1))
