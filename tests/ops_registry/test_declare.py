@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from support.leaves import leaf, leaf32, tracked
 
 import ops_registry
 import tracer
@@ -26,10 +27,6 @@ def op(schema: str, body):
     name = schema.partition("(")[0]
     library.impl(name, body, "CompositeExplicitAutograd")
     return getattr(torch.ops.declared, name)
-
-
-def leaf(*values: float, dtype: torch.dtype = torch.float64) -> torch.Tensor:
-    return tracer.tensor(values, dtype=dtype, requires_grad=True)
 
 
 def formula_of(func) -> Formula:
@@ -91,7 +88,7 @@ def test_a_self_adjoint_kernel_is_applied_to_the_gradient(dtype: torch.dtype) ->
     )
     ops_registry.self_adjoint(kernel, wrt="grad_output")
     assert formula_of(kernel).parameters == ("grad", "x", "rate")
-    g = leaf(1.0, 2.0, dtype=dtype)
+    g = tracked([1.0, 2.0], dtype=dtype)
     x = torch.tensor([3.0, -1.0], dtype=dtype) + (2j if dtype.is_complex else 0)
     weight = torch.tensor([0.5, 4.0], dtype=dtype) + (1j if dtype.is_complex else 0)
     result = kernel(g, x, rate=3.0)
@@ -139,7 +136,7 @@ def test_an_argument_arrives_in_the_dtype_of_the_gradient() -> None:
         seen.append(w.dtype)
         return grad * w
 
-    x = leaf(1.0, 2.0, dtype=torch.float32)
+    x = leaf32(1.0, 2.0)
     halved(x, torch.tensor([3.0, 4.0])).sum().backward()
     assert seen == [torch.float16]
     assert x.grad.dtype == torch.float32
@@ -160,7 +157,7 @@ def test_what_is_no_tensor_is_not_cast() -> None:
     def powered_x(grad, x, n):
         return grad * n * x ** (n - 1)
 
-    x = leaf(3.0, dtype=torch.float32)
+    x = leaf32(3.0)
     powered(x, 2).sum().backward()
     assert x.grad.tolist() == [6.0]
 

@@ -24,7 +24,7 @@ D, C = torch.float64, torch.complex128
 BOTH_MODES = pytest.mark.parametrize("fast_mode", [False, True], ids=["slow", "fast"])
 
 
-def leaf(*shape: int, dtype: torch.dtype = D) -> torch.Tensor:
+def random_leaf(*shape: int, dtype: torch.dtype = D) -> torch.Tensor:
     """Away from zero."""
     values = torch.rand(shape, dtype=dtype)
     return tracer.tensor(values + 0.5, requires_grad=True)
@@ -54,7 +54,7 @@ RIGHT: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
 
 
 def inputs_of(made: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(leaf(*shape) if isinstance(shape, tuple) else shape for shape in made)
+    return tuple(random_leaf(*shape) if isinstance(shape, tuple) else shape for shape in made)
 
 
 @BOTH_MODES
@@ -78,8 +78,8 @@ def test_right_gradients_pass(name: str, fast_mode: bool) -> None:
     ids=["holomorphic", "to real", "mixed", "pairs", "angle"],
 )
 def test_right_complex_gradients_pass(function: Callable[..., Any], fast_mode: bool) -> None:
-    assert gradcheck(function, (leaf(3, dtype=C),), fast_mode=fast_mode)
-    assert gradgradcheck(function, (leaf(3, dtype=C),), fast_mode=fast_mode)
+    assert gradcheck(function, (random_leaf(3, dtype=C),), fast_mode=fast_mode)
+    assert gradgradcheck(function, (random_leaf(3, dtype=C),), fast_mode=fast_mode)
 
 
 def test_the_parameters_of_a_module_are_moved_where_they_are() -> None:
@@ -90,11 +90,11 @@ def test_the_parameters_of_a_module_are_moved_where_they_are() -> None:
 
 def test_inputs_that_do_not_require_grad_are_left_alone() -> None:
     constant = torch.rand(3, dtype=D)
-    assert gradcheck(lambda a, b: a * b, (leaf(3), constant))
+    assert gradcheck(lambda a, b: a * b, (random_leaf(3), constant))
 
 
 def test_one_input_needs_no_tuple() -> None:
-    assert gradcheck(torch.sin, leaf(3))
+    assert gradcheck(torch.sin, random_leaf(3))
 
 
 def test_plain_tensors_are_checked_as_tracked_ones() -> None:
@@ -109,7 +109,7 @@ def test_plain_tensors_are_checked_as_tracked_ones() -> None:
 
 
 def test_the_inputs_are_as_before() -> None:
-    x = leaf(3)
+    x = random_leaf(3)
     before = x.detach().clone()
     gradcheck(torch.sin, x)
     assert torch.equal(x.detach(), before)
@@ -128,7 +128,7 @@ def test_a_torch_function_is_checked_too() -> None:
             (x,) = ctx.saved_tensors
             return grad * 3 * x**2
 
-    assert gradcheck(Cube.apply, leaf(3))
+    assert gradcheck(Cube.apply, random_leaf(3))
 
 
 # ---------------------------------------------------------------------------------------------- what is wrong fails, and is named
@@ -168,7 +168,7 @@ def test_a_wrong_gradient_is_named(name: str, fast_mode: bool) -> None:
 
 def test_a_conjugate_is_named() -> None:
     function = with_rule(torch.mul, {"input": lambda grad, other: grad * other})
-    error = mistake(function, (leaf(3, dtype=C), leaf(3, dtype=C)))
+    error = mistake(function, (random_leaf(3, dtype=C), random_leaf(3, dtype=C)))
     assert error.mistake is not None and error.mistake.kind == "conjugate"
 
 
@@ -177,35 +177,37 @@ def test_the_report_says_which_input_which_element_and_both_values() -> None:
         return grad * input * torch.tensor([1.0, 3.0])
 
     product = with_rule(torch.mul, {"other": wrong_in_one})
-    text = str(mistake(product, (tracer.tensor([2.0, 2.0], dtype=D, requires_grad=True), leaf(2))))
+    text = str(mistake(product, (tracer.tensor([2.0, 2.0], dtype=D, requires_grad=True), random_leaf(2))))
     assert "output 0 with respect to input 1 is wrong in 1 of 4 elements" in text
     assert "result element [1], input 1 element [1]: analytic 6, numerical 2" in text.replace("1.999999999", "2")
 
 
 def test_a_cut_history_is_found() -> None:
-    assert "does not require grad, and yet it changes with input 0" in str(mistake(lambda x: x.detach() * 2, leaf(3)))
+    assert "does not require grad, and yet it changes with input 0" in str(
+        mistake(lambda x: x.detach() * 2, random_leaf(3))
+    )
 
 
 def test_a_cut_that_leaves_another_way_is_a_missing_term() -> None:
-    error = mistake(lambda x: x * x.detach(), leaf(3))
+    error = mistake(lambda x: x * x.detach(), random_leaf(3))
     assert error.mistake is not None and error.mistake.kind == "factor"
 
 
 def test_second_derivatives_are_checked_apart_from_first_ones() -> None:
     function = with_rule(torch.square, lambda grad, input: 2 * grad * input.detach())
-    assert gradcheck(function, leaf(3))
+    assert gradcheck(function, random_leaf(3))
     with pytest.raises(GradcheckError, match="input 0") as caught:
-        gradgradcheck(function, leaf(3))
+        gradgradcheck(function, random_leaf(3))
     assert caught.value.mistake is not None and caught.value.mistake.kind == "missing term"
 
 
 def test_a_gradient_that_is_not_linear_in_what_comes_in() -> None:
-    text = str(mistake(with_rule(torch.sin, lambda grad, input: input.cos() * grad.abs()), leaf(3)))
+    text = str(mistake(with_rule(torch.sin, lambda grad, input: input.cos() * grad.abs()), random_leaf(3)))
     assert "not linear" in text
 
 
 def test_a_gradient_where_nothing_came_in() -> None:
-    error = mistake(with_rule(torch.sin, lambda grad, input: grad * input.cos() + 1e-6), leaf(3))
+    error = mistake(with_rule(torch.sin, lambda grad, input: grad * input.cos() + 1e-6), random_leaf(3))
     assert "not zero where that of every result is" in str(error)
 
 
@@ -216,15 +218,15 @@ def test_a_backward_that_gives_another_answer_each_time() -> None:
         return grad * (input.cos() + 1e-9 * next(calls))
 
     function = with_rule(torch.sin, drifting)
-    assert "not deterministic" in str(mistake(function, leaf(3)))
-    assert gradcheck(function, leaf(3), nondet_tol=1e-6)
+    assert "not deterministic" in str(mistake(function, random_leaf(3)))
+    assert gradcheck(function, random_leaf(3), nondet_tol=1e-6)
 
 
 def test_a_formula_that_reads_memory_as_it_lies() -> None:
     def by_memory(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
         return grad.as_strided(grad.shape, (1,)) * input.cos()
 
-    assert "comes in non-contiguous" in str(mistake(with_rule(torch.sin, by_memory), leaf(3)))
+    assert "comes in non-contiguous" in str(mistake(with_rule(torch.sin, by_memory), random_leaf(3)))
 
 
 def test_a_formula_that_views_an_expanded_gradient() -> None:
@@ -232,7 +234,7 @@ def test_a_formula_that_views_an_expanded_gradient() -> None:
         return grad.view(-1).view(3, 2)
 
     assert "backward raises when the gradient of output 0 comes in" in str(
-        mistake(with_rule(torch.clone, viewing), leaf(3, 2))
+        mistake(with_rule(torch.clone, viewing), random_leaf(3, 2))
     )
 
 
@@ -245,12 +247,14 @@ def test_a_formula_that_is_wrong_when_one_of_several_results_gets_no_gradient(
         total = sum(g * k for g, k in zip(grad, (1, 2, 3), strict=True) if g is not None)
         return 2 * total if sum(g is None for g in grad) == 1 else total
 
-    assert "output 0 gets none" in str(mistake(torch.ops.gradcheck_tests.three, leaf(3), fast_mode=fast_mode))
-    assert gradcheck(torch.ops.gradcheck_tests.three, leaf(3), check_undefined_grad=False)
+    assert "output 0 gets none" in str(mistake(torch.ops.gradcheck_tests.three, random_leaf(3), fast_mode=fast_mode))
+    assert gradcheck(torch.ops.gradcheck_tests.three, random_leaf(3), check_undefined_grad=False)
 
 
 def test_a_function_that_is_random_is_pointed_out() -> None:
-    assert "different results for the same inputs" in str(mistake(lambda x: torch.dropout(x, 0.5, True), leaf(20)))
+    assert "different results for the same inputs" in str(
+        mistake(lambda x: torch.dropout(x, 0.5, True), random_leaf(20))
+    )
 
 
 # ---------------------------------------------------------------------------------------------- options
@@ -265,10 +269,10 @@ def test_the_signatures_are_torchs() -> None:
 
 def test_raise_exception_false_gives_false() -> None:
     wrong = with_rule(torch.sin, lambda grad, input: grad)
-    assert gradcheck(wrong, leaf(3), raise_exception=False) is False
+    assert gradcheck(wrong, random_leaf(3), raise_exception=False) is False
     assert (
         gradgradcheck(
-            with_rule(torch.exp, lambda grad, result: (grad * result).detach()), leaf(3), raise_exception=False
+            with_rule(torch.exp, lambda grad, result: (grad * result).detach()), random_leaf(3), raise_exception=False
         )
         is False
     )
@@ -278,20 +282,20 @@ def test_the_error_is_torchs_too() -> None:
     from torch.autograd.gradcheck import GradcheckError as Theirs
 
     with pytest.raises(Theirs):
-        gradcheck(with_rule(torch.sin, lambda grad, input: grad), leaf(3))
+        gradcheck(with_rule(torch.sin, lambda grad, input: grad), random_leaf(3))
     assert issubclass(GradcheckError, ops_registry.GlassgradError)
 
 
 def test_tolerances_decide() -> None:
     nearly = with_rule(torch.sin, lambda grad, input: grad * input.cos() * 1.01)
-    assert gradcheck(nearly, leaf(3), raise_exception=False) is False
-    assert gradcheck(nearly, leaf(3), rtol=0.05)
+    assert gradcheck(nearly, random_leaf(3), raise_exception=False) is False
+    assert gradcheck(nearly, random_leaf(3), rtol=0.05)
 
 
 @pytest.mark.parametrize("option", ["check_forward_ad", "check_batched_grad", "check_batched_forward_grad"])
 def test_what_is_not_there_raises(option: str) -> None:
     with pytest.raises(tracer.UnsupportedError):
-        gradcheck(torch.sin, leaf(3), **{option: True})
+        gradcheck(torch.sin, random_leaf(3), **{option: True})
 
 
 def test_nothing_to_check_raises() -> None:
@@ -310,10 +314,10 @@ def test_single_precision_is_warned_about() -> None:
 
 
 def test_gradients_of_the_outputs_may_be_given() -> None:
-    x = leaf(3)
+    x = random_leaf(3)
     assert gradgradcheck(torch.sin, x, tracer.tensor(torch.rand(3, dtype=D), requires_grad=True))
     assert gradgradcheck(torch.sin, x, torch.rand(3, dtype=D))
-    assert gradgradcheck(lambda a: a.t().exp(), leaf(2, 3), gen_non_contig_grad_outputs=True)
+    assert gradgradcheck(lambda a: a.t().exp(), random_leaf(2, 3), gen_non_contig_grad_outputs=True)
 
 
 # ---------------------------------------------------------------------------------------------- beside torch's own
@@ -352,8 +356,12 @@ def test_passes_and_fails_what_torchs_passes_and_fails(name: str, fast_mode: boo
 def test_torchs_own_gradcheck_works_on_tracked_tensors(fast_mode: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert torch.autograd.gradcheck(lambda a, b: (a * b, a.sin()), (leaf(3), leaf(3)), fast_mode=fast_mode)
-        assert torch.autograd.gradgradcheck(lambda a, b: (a * b).exp(), (leaf(3), leaf(3)), fast_mode=fast_mode)
-        assert torch.autograd.gradcheck(lambda z: z * z.abs(), leaf(3, dtype=C))
+        assert torch.autograd.gradcheck(
+            lambda a, b: (a * b, a.sin()), (random_leaf(3), random_leaf(3)), fast_mode=fast_mode
+        )
+        assert torch.autograd.gradgradcheck(
+            lambda a, b: (a * b).exp(), (random_leaf(3), random_leaf(3)), fast_mode=fast_mode
+        )
+        assert torch.autograd.gradcheck(lambda z: z * z.abs(), random_leaf(3, dtype=C))
         wrong = with_rule(torch.sin, lambda grad, input: -grad * input.cos())
-        assert not torch.autograd.gradcheck(wrong, leaf(3), raise_exception=False)
+        assert not torch.autograd.gradcheck(wrong, random_leaf(3), raise_exception=False)
