@@ -44,15 +44,14 @@ def mark_all(listed: list[Any], fresh: list[int], node: Node, source: Any, *, se
         mark(listed[i], node.of_result(i, listed[i]), source, several=several)
 
 
-def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any], *, several: bool = False) -> Any:
     """Make the fresh results of a call that leaves no node constant results: tracked tensors that do not require grad."""
-    if type(result) is _PLAIN:  # the most frequent case, without a list
+    if type(result) is _PLAIN:
         if result.dtype in DIFFERENTIABLE and not came_in(result, arguments, keywords):
-            mark(result, None, arguments[0] if arguments else None)
-    elif isinstance(result, tuple | list):
-        listed, fresh = fresh_results(result, arguments, keywords)
-        for i in fresh:
-            mark(listed[i], None, arguments[0] if arguments else None, several=True)
+            mark(result, None, arguments[0] if arguments else None, several=several)
+    elif isinstance(result, tuple | list) and type(result) is not torch.Size:
+        for item in result:
+            mark_constant(item, arguments, keywords, several=True)
     return result
 
 
