@@ -221,6 +221,8 @@ def tensorsolve(input, other, dims):
 
 @decomposition(torch.linalg.cond)
 def cond(input, p):
+    if input.numel() == 0:
+        return torch.linalg.cond(input.detach(), p)  # 0 by torch's convention, whatever the input
     if p is None or p in (2, -2):
         values = torch.linalg.svdvals(input)
         largest, smallest = values[..., 0], values[..., -1]

@@ -33,10 +33,11 @@ def pad_packed_sequence(grad, batch_sizes, batch_first):
 
 @decomposition(torch._C._nn.pad_sequence)
 def pad_sequence(sequences, batch_first, padding_value, padding_side):
-    longest = max(s.shape[0] for s in sequences)
+    longest, features = max(s.shape[0] for s in sequences), sequences[0].shape[1:]
     padded = []
     for s in sequences:
         missing = longest - s.shape[0]
+        s = s.expand(s.shape[0], *features)  # as in torch, which copies each into its place
         pad = (0, missing) if padding_side == "right" else (missing, 0)
         padded.append(F.pad(s, (0, 0) * (s.dim() - 1) + pad, value=padding_value))
     return torch.stack(padded, 0 if batch_first else 1)

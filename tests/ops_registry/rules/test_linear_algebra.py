@@ -285,3 +285,9 @@ def test_tensorsolve_of_nothing_has_empty_gradients(device: torch.device) -> Non
     out = torch.linalg.tensorsolve(a, b)
     grads = torch.autograd.grad(out.sum(), [a, b], create_graph=True)
     assert [g.shape for g in grads] == [(0, 1, 0), (0, 1)]
+
+
+@pytest.mark.parametrize("shape", [(0, 0), (2, 0, 0), (1, 0)])
+def test_the_condition_number_of_an_empty_matrix_is_a_constant_zero(shape: tuple[int, ...]) -> None:
+    found = torch.linalg.cond(tracer.tensor(torch.zeros(shape), requires_grad=True))
+    assert not found.requires_grad and torch.equal(found.data, torch.zeros(shape[:-2]))

@@ -33,6 +33,7 @@ CASES = [
     case("_pad_packed_sequence", padding([2, 1], True, 4), rand(3, 2, 1, 2), label="rank-5"),
     case("pad_sequence", lambda *s: pad_sequence(s), rand(2, 3), rand(4, 3), rand(1, 3)),
     case("pad_sequence", lambda *s: pad_sequence(s, True, -1.0, "left"), rand(2), rand(4), label="left"),
+    case("pad_sequence", lambda *s: pad_sequence(s), rand(1, 3), rand(3, 1), label="broadcast"),
 ]
 
 
