@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 from support.checking import Case
+from support.rule_cases import FILES, cases_of
 
 import ops_registry
 
@@ -18,22 +15,9 @@ GPU_ONLY = {"cuda", "pin_memory"}
 FIRST_ORDER_ONLY = {"_standard_gamma"}
 
 
-def all_cases() -> list[Case]:
-    found: list[Case] = []
-    for path in sorted((Path(__file__).parent / "rules").glob("test_*.py")):
-        name = f"every_rule_{path.stem}"
-        spec = importlib.util.spec_from_file_location(name, path)
-        assert spec is not None and spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-        found.extend(getattr(module, "CASES", []))
-    return found
-
-
 @pytest.fixture(scope="module")
 def cases() -> list[Case]:
-    return all_cases()
+    return [case for file in FILES for case in cases_of(file)]
 
 
 def registered() -> set[str]:
