@@ -97,3 +97,15 @@ UndefinedGrad: Any = TorchFunctions.UndefinedGrad
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
+
+#: Whether autocast is on for some device: one cheap question in place of one for each.
+is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
+
+
+def has_autocast_kernel(name: str, device: str) -> bool:
+    """Whether autocast treats ``aten::name`` on ``device`` in some overload. The dispatcher alone knows torch's lists."""
+    packet = getattr(torch.ops.aten, name, None)
+    overloads = [] if packet is None else packet.overloads()
+    names = [f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}" for overload in overloads]
+    key = f"Autocast{device.upper()}"
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for full in names)

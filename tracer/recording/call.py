@@ -21,6 +21,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
+from tracer.recording.autocast import autocast_to_single
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
@@ -33,6 +34,10 @@ _PLAIN = torch.Tensor
 def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run a call of an op that has a rule, and record it where an input wants a gradient."""
     rule = spelling.rule
+    if rule.forward is not None:
+        cast = autocast_to_single(record, spelling, func, args, kwargs)
+        if cast is not NotImplemented:
+            return cast
     with DisableTorchFunctionSubclass():
         mask, parents, has_native = 0, (), False
         if torch.is_grad_enabled():
@@ -149,6 +154,9 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
         refuse_out(spelling.rule.name, kwargs)
+        cast = autocast_to_single(decompose, spelling, func, args, kwargs)
+        if cast is not NotImplemented:
+            return cast
         assert spelling.rule.decomposition is not None
         result = spelling.rule.decomposition(*spelling.bind(args, kwargs))
         return args[0].copy_(result) if spelling.inplace else result
