@@ -25,6 +25,9 @@ C_NAMESPACES = (
     torch._C._sparse,
 )
 
+#: torch's own switch, beneath the one that we put in its place so that tracked tensors follow it.
+set_anomaly_enabled: Callable[[bool, bool], None] = torch._C.set_anomaly_enabled
+
 TensorBase = torch._C.TensorBase
 
 

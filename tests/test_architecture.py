@@ -35,6 +35,7 @@ FLOORS = {
         ("backprop",),
         ("functions",),
         ("recording",),
+        ("anomaly",),
         ("graph",),
         ("tracked_tensor", "naming"),
         ("node", "errors"),

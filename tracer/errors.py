@@ -41,6 +41,10 @@ class OutArgumentError(GlassgradError):
     """``out=`` with a tensor that requires grad: the write would not be part of any history."""
 
 
+class AnomalyError(GlassgradError):
+    """Anomaly mode found nan in a gradient."""
+
+
 class FunctionError(GlassgradError):
     """A custom Function broke the contract that torch documents for it."""
 

@@ -55,12 +55,16 @@ class Graph:
         self._outer: list[Graph | None] = []
 
     def __enter__(self) -> Graph:
-        self._outer.append(current.graph)
+        self._outer.append(current.__dict__.get("graph"))
         current.graph = self
         return self
 
     def __exit__(self, *exc: object) -> None:
-        current.graph = self._outer.pop()
+        outer = self._outer.pop()
+        if outer is None:
+            del current.graph  # what is left is the default of all threads
+        else:
+            current.graph = outer
 
     def note(self, node: Node) -> None:
         """Enter a node that was just recorded.
@@ -70,6 +74,8 @@ class Graph:
         """
         if self.record_lines:
             node.extra().line = user_line()
+        if _Current.graph is not None:
+            _Current.graph.note(node)
         nodes = self._nodes
         nodes.append(weakref.ref(node))
         if len(nodes) > self._limit:
@@ -162,12 +168,17 @@ def graph_of(root: torch.Tensor) -> Graph:
 
 
 class _Current(threading.local):
-    """The innermost open graph of this thread."""
+    """The innermost open graph of this thread; outside of any, the recorder that all threads share, if there is one."""
 
-    graph: Graph | None = None
+    graph: Any = None
 
 
 current = _Current()
+
+
+def set_default_recorder(recorder: Any) -> None:
+    """``recorder.note(node)`` is called for each new node of any thread; None: no longer."""
+    _Current.graph = recorder
 
 
 def enter(node: Node) -> Node:

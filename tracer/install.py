@@ -20,6 +20,7 @@ from ops_registry.torch_private import (
     TorchFunctions,
     register_script_builtin,
 )
+from tracer.anomaly import switch
 from tracer.backprop.api import backward, backward_of, grad
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
@@ -51,6 +52,12 @@ CHANGES: tuple[Change, ...] = (
         "apply",
         classmethod(apply),
         "every autograd.Function.apply ends here and never reaches interception: tracked arguments would lose their history",
+    ),
+    Change(
+        torch,
+        "set_anomaly_enabled",
+        switch,
+        "anomaly mode notes the stack of every call: calls would pay for asking whether it is on",
     ),
     Change(
         ScriptFunction,

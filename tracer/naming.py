@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
@@ -56,10 +57,16 @@ _OUR_PACKAGES = ("ops_registry", "tracer", "nn", "torch")
 
 def user_line() -> str | None:
     """``file:line`` of the innermost frame outside torch and glassgrad."""
+    frame = user_frame()
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame outside torch and glassgrad."""
     frame = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__", "").partition(".")[0] not in _OUR_PACKAGES:
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            return frame
         frame = frame.f_back  # type: ignore[assignment]
     return None
 

@@ -136,7 +136,7 @@ def weighted(terms, weight):
 # binary_cross_entropy: -(t log x + (1 - t) log(1 - x)), where the logarithms are clamped at -100
 
 
-@backward(nn.binary_cross_entropy, wrt="input")
+@backward(nn.binary_cross_entropy, wrt="input", cast_to_grad=("input", "weight"))
 def binary_cross_entropy(grad, input, target, weight, reduction):
     require_broadcast_target(input.shape, target.shape)
     return aten.binary_cross_entropy_backward(grad, *broadcast_pair(input, target, grad.dtype), weight, reduction)

@@ -22,6 +22,7 @@ from ops_registry.errors import GlassgradError, RuleResultError
 from ops_registry.projection import project
 from ops_registry.rule import Step, make_needs
 from ops_registry.torch_private import set_grad_enabled
+from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.hooks import run_hooks, run_post_hooks
@@ -55,6 +56,8 @@ class Sweep:
         self.targets: set[Node] | None = None
         #: The nodes that lead to a target; None where all are visited.
         self.needed: set[Node] | None = None
+        #: Anomaly mode is on: the general lane looks at what each node passes on.
+        self.anomaly = torch.is_anomaly_enabled()
         #: What reached a target.
         self.found: dict[Node, torch.Tensor] = {}
         #: Where the roots' gradients live.
@@ -93,7 +96,7 @@ class Sweep:
         grads, zero, owned = self.grads, self.zero, self.owned
         take = grads.pop
         keep_graph = self.keep_graph
-        fast = self.fast and self.needed is None and not self.create_graph
+        fast = self.fast and self.needed is None and not self.create_graph and not self.anomaly
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind in a sweep that is neither recorded nor aimed.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -177,6 +180,9 @@ class Sweep:
 
     def _through(self, node: CallNode | OpaqueNode, grad: Any) -> None:
         """Steps 2 to 5 of a call."""
+        if self.anomaly:
+            self._through_with_care(node, grad)
+            return
         #: By position among the parents: what is to be passed on, held back while hooks look at it.
         grad_inputs: dict[int, Any] | None = {} if node.extras is not None and node.extras.post_hooks else None
         if isinstance(node, CallNode):
@@ -187,6 +193,26 @@ class Sweep:
             run_post_hooks(node, grad_inputs, grad)
             for position, result in grad_inputs.items():
                 self._deliver(node.parents[position], result)
+
+    def _through_with_care(self, node: CallNode | OpaqueNode, grad: Any) -> None:
+        """Steps 2 to 5 in anomaly mode: nothing is passed on unseen."""
+        grad_inputs: dict[int, Any] = {}
+        outer, anomaly.visited.trace = anomaly.visited.trace, anomaly.trace_of(node)
+        try:
+            if isinstance(node, CallNode):
+                self._through_rule(node, grad, grad_inputs)
+            else:
+                self._through_opaque(node, grad, grad_inputs)
+            if node.extras is not None and node.extras.post_hooks:
+                run_post_hooks(node, grad_inputs, grad)
+            anomaly.check(node, grad_inputs)
+        except Exception:
+            anomaly.show(node)
+            raise
+        finally:
+            anomaly.visited.trace = outer
+        for position, result in grad_inputs.items():
+            self._deliver(node.parents[position], result)
 
     def _through_rule(self, node: CallNode, grad: Any, grad_inputs: dict[int, Any] | None) -> None:
         # 2 saved tensors

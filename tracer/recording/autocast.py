@@ -17,8 +17,18 @@ from tracer.node import tensors_in
 
 #: Ops on torch's lists that autocast does not bring to single precision. Their rules, or the ops that define them, are cast themselves.
 _NOT_IN_SINGLE = frozenset(
-    "chain_matmul conv_tbc cross einsum gru_cell linalg_multi_dot lstm_cell rnn_relu_cell rnn_tanh_cell "
-    "scaled_dot_product_attention".split()
+    (
+        "chain_matmul",
+        "conv_tbc",
+        "cross",
+        "einsum",
+        "gru_cell",
+        "linalg_multi_dot",
+        "lstm_cell",
+        "rnn_relu_cell",
+        "rnn_tanh_cell",
+        "scaled_dot_product_attention",
+    )
 )
 
 #: The op on torch's lists that a composite calls, where the composite itself is on none.
@@ -26,7 +36,11 @@ _INNER_OPS = {"nll_loss_nd": "nll_loss"}
 
 
 def autocast_to_single(
-    lane: Callable[..., Any], spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    lane: Callable[..., Any],
+    spelling: Spelling,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
 ) -> Any:
     """The result of ``lane`` on arguments in single precision and with autocast off; ``NotImplemented`` where autocast asks for none."""
     if not is_any_autocast_enabled():
@@ -48,7 +62,8 @@ def _name(func: Callable[..., Any]) -> str:
 @cache
 def _runs_in_single(rule: str, called: str, device: str) -> bool:
     return torch.amp.is_autocast_available(device) and any(
-        name not in _NOT_IN_SINGLE and has_autocast_kernel(_INNER_OPS.get(name, name), device) for name in (rule, called)
+        name not in _NOT_IN_SINGLE and has_autocast_kernel(_INNER_OPS.get(name, name), device)
+        for name in (rule, called)
     )
 
 
