@@ -111,4 +111,7 @@ def has_autocast_kernel(name: str, device: str) -> bool:
     overloads = [] if packet is None else packet.overloads()
     names = [f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}" for overload in overloads]
     key = f"Autocast{device.upper()}"
-    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for full in names)
+    known = [
+        full for full in names if torch._C._dispatch_has_kernel(full)
+    ]  # TorchScript has ops that the dispatcher has not
+    return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for full in known)
