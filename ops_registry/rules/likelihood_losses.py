@@ -142,7 +142,7 @@ def binary_cross_entropy(grad, input, target, weight, reduction):
     return aten.binary_cross_entropy_backward(grad, *broadcast_pair(input, target, grad.dtype), weight, reduction)
 
 
-@backward(nn.binary_cross_entropy, wrt="target")
+@backward(nn.binary_cross_entropy, wrt="target", cast_to_grad=("input", "weight"))
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
     require_broadcast_target(input.shape, target_shape)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
