@@ -19,8 +19,10 @@ from ops_registry.torch_private import (
     SingleLevelFunction,
     TorchFunctions,
     register_script_builtin,
+    vmap_parts,
 )
 from tracer.backprop.api import backward, backward_of, grad
+from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
@@ -85,6 +87,12 @@ CHANGES: tuple[Change, ...] = (
             f"aten::{name}",
         )
         for name, position in SPARSE_CONSTRUCTORS.items()
+    ),
+    Change(
+        vmap_parts,
+        "_flat_vmap",
+        flat_vmap,
+        "what every form of torch.vmap comes to: it would hide the history of tracked tensors inside its wrappers",
     ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(

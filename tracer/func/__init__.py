@@ -1,0 +1,1 @@
+"""``torch.func`` on our own rules: its names, its signatures, and what it lacks."""

@@ -1,0 +1,117 @@
+"""Levels of ``torch.vmap``: inside one, a tensor stands for a whole batch of tensors, and what is recorded there is only valid there.
+
+torch hides the batch dimension behind a wrapper that carries the number of its level. Numbers are used again, so what was saved in a level
+that has ended is wrapped anew where a backward pass opens another (``translated``). A wrapper has no version counter of its own: inside
+a level the versions of saved tensors are those of the memory beneath (``physical_versions``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ops_registry.torch_private import add_batch_dim, batch_dim_of, batch_level_of, is_batched, unwrapped
+from tracer.graph import current
+from tracer.node import Node, Versions, next_serial
+
+
+@dataclass(eq=False)
+class Level:
+    """One level of ``torch.vmap``: its number, the size of its batch, and the serial number at which it began."""
+
+    number: int
+    batch_size: int
+    start: int
+    #: The ended levels whose backward pass runs in this one: their batches are its own.
+    stands_for: set[Level] = field(default_factory=set)
+
+
+class _Recorder(Protocol):
+    def note(self, node: Node) -> None: ...
+
+
+class LevelRecorder:
+    """Sees every node that is recorded inside a level, in front of the open ``Graph``, if there is one."""
+
+    def __init__(self, outer: _Recorder | None) -> None:
+        self._outer = outer
+
+    def note(self, node: Node) -> None:
+        """Let the versions of what ``node`` saved be those of the memory beneath the batch."""
+        node.saved_versions = physical_versions(node.saved_versions)
+        if self._outer is not None:
+            self._outer.note(node)
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        #: The open levels of this thread, innermost last.
+        self.open: list[Level] = []
+        #: The numbers of levels that have ended, and of those that stand for them in the backward pass under way.
+        self.translation: dict[int, int] = {}
+        #: Nodes from this serial number on were recorded in the backward pass under way: nothing of theirs is to be translated.
+        self.translated_before = 0
+
+
+levels = _State()
+
+
+@contextmanager
+def opened(number: int, batch_size: int) -> Iterator[Level]:
+    """The level ``number``, just opened by torch, for the calls made inside the block."""
+    level = Level(number, batch_size, next_serial())
+    levels.open.append(level)
+    outer: Any = current.graph
+    current.graph = LevelRecorder(outer)  # type: ignore[assignment]
+    try:
+        yield level
+    finally:
+        current.graph = outer
+        levels.open.pop()
+
+
+@contextmanager
+def translated(translation: dict[int, int]) -> Iterator[None]:
+    """What nodes of ended levels have saved is wrapped for the levels that ``translation`` names, inside the block."""
+    before = levels.translation, levels.translated_before
+    levels.translation = {old: new for old, new in translation.items() if old != new}
+    levels.translated_before = next_serial()
+    try:
+        yield
+    finally:
+        levels.translation, levels.translated_before = before
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor beneath all levels."""
+    while is_batched(tensor):
+        tensor = unwrapped(tensor)
+    return tensor
+
+
+def physical_versions(versions: Versions) -> Versions:
+    """The saved tensors beneath all levels, each with its version now."""
+    if not any(is_batched(tensor) for tensor, _ in versions):
+        return versions
+    beneath = [(physical(tensor), version) for tensor, version in versions]
+    return [
+        (tensor, tensor._version if is_batched(saved) else version)
+        for (saved, _), (tensor, version) in zip(versions, beneath, strict=True)
+    ]
+
+
+def translate(value: Any) -> Any:
+    """A nest of saved values with its batches wrapped for the levels of the backward pass under way."""
+    if isinstance(value, torch.Tensor):
+        if not is_batched(value):
+            return value
+        number = batch_level_of(value)
+        return add_batch_dim(translate(unwrapped(value)), batch_dim_of(value), levels.translation.get(number, number))
+    if type(value) in (tuple, list):
+        return type(value)([translate(item) for item in value])
+    return value
