@@ -19,9 +19,11 @@ from ops_registry.torch_private import (
     SingleLevelFunction,
     TorchFunctions,
     register_script_builtin,
+    transform_parts,
     vmap_parts,
 )
 from tracer.backprop.api import backward, backward_of, grad
+from tracer.func.handover import TRANSFORMS
 from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
@@ -94,6 +96,16 @@ CHANGES: tuple[Change, ...] = (
         flat_vmap,
         "what every form of torch.vmap comes to: it would hide the history of tracked tensors inside its wrappers",
     ),
+    *(
+        Change(
+            transform_parts,
+            name,
+            transform,
+            "torch.func follows derivatives in wrappers that interception does not see: with tracked tensors they would be lost",
+        )
+        for name, transform in TRANSFORMS.items()
+    ),
+    Change(torch.func, "linearize", TRANSFORMS["linearize"], "the public name of the same function"),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(
         Change(

@@ -28,7 +28,7 @@ Versions = Sequence[tuple[torch.Tensor, int]]
 class Extras:
     """What only some nodes have. A node that has one of these is visited in the general lane of a sweep."""
 
-    __slots__ = ("hooks", "inside", "line", "outputs", "packed", "post_hooks", "removed", "retain")
+    __slots__ = ("hooks", "level", "line", "outputs", "packed", "post_hooks", "removed", "retain")
 
     def __init__(self) -> None:
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -43,8 +43,8 @@ class Extras:
         self.packed = False
         #: The user has taken the node out of its graph.
         self.removed = False
-        #: The node that a level of ``torch.vmap`` became when it ended, for a node that was recorded inside.
-        self.inside: weakref.ref[Any] | None = None
+        #: The level of ``torch.vmap`` in which the node was recorded, once that has ended.
+        self.level: Any = None
 
 
 class Node:

@@ -104,14 +104,18 @@ def _shares_batch(limit: Node, level: Level) -> bool:
     """Whether a node where ``level`` ends stands for a batch: an argument, or a node of a level whose backward pass this one is."""
     if isinstance(limit, BatchedInput):
         return limit.level is level or limit.level in level.stands_for
-    ended = _ended(limit)
-    return ended is not None and ended.level in level.stands_for
+    return _ended(limit) in level.stands_for
 
 
-def _ended(node: Node) -> VmapNode | None:
-    """What the level became in which ``node`` was recorded; None for a node outside of any level that has ended."""
-    home = node.parents[0] if isinstance(node, Output) and node.parents else node
-    return None if home.extras is None or home.extras.inside is None else home.extras.inside()
+def _home(node: Node) -> Node:
+    """The call that ``node`` is a result of."""
+    return node.parents[0] if isinstance(node, Output) and node.parents else node
+
+
+def _ended(node: Node) -> Level | None:
+    """The level in which ``node`` was recorded, where that has ended."""
+    extras = _home(node).extras
+    return None if extras is None else extras.level
 
 
 def _inside(level: Level, roots: list[Node]) -> tuple[list[Node], list[Node]]:
@@ -137,26 +141,24 @@ def _inside(level: Level, roots: list[Node]) -> tuple[list[Node], list[Node]]:
 def _is_inside(node: Node, level: Level) -> bool:
     if isinstance(node, Leaf | Bridge | BatchedInput):
         return False
-    home = node.parents[0] if isinstance(node, Output) and node.parents else node
-    if home.extras is not None and home.extras.inside is not None:
-        ended = home.extras.inside()
-        return ended is not None and ended.level is level
-    return home.serial >= level.start
+    ended = _ended(node)
+    return _home(node).serial >= level.start if ended is None else ended is level
 
 
 def _go_on(limits: list[Node], level: Level) -> list[Node]:
     """Where the gradients of the limits go on: outside, or, for nodes of a level that has ended, at one more node of that level."""
     parents: list[Any] = list(limits)
-    ended: dict[VmapNode, list[int]] = {}
+    ended: dict[Level, list[int]] = {}
     for position, limit in enumerate(limits):
         if not _shares_batch(limit, level):
             continue
         if isinstance(limit, BatchedInput):
             parents[position] = limit.outer
-        elif (node := _ended(limit)) is not None:
-            ended.setdefault(node, []).append(position)
-    for node, positions in ended.items():
-        again = VmapNode(node.level, [limits[i] for i in positions], [0] * len(positions))
+        elif (theirs := _ended(limit)) is not None:
+            ended.setdefault(theirs, []).append(position)
+    for theirs, positions in ended.items():
+        again = VmapNode(theirs, [limits[i] for i in positions], [0] * len(positions))
+        again.translation[theirs.number] = level.number
         again.extra().outputs = [None] * len(positions)
         enter(again)
         for index, position in enumerate(positions):
@@ -235,7 +237,7 @@ def _give_history(level: Level, carrying: list[Any]) -> None:
     dims = [dim if dim >= 0 else dim + left[i].dim() for left, i, _, dim in carrying]
     node = VmapNode(level, [root for _, _, root, _ in carrying], dims)
     for inner in node.inside:
-        inner.extra().inside = weakref.ref(node)
+        inner.extra().level = level
     results = [left[i] for left, i, _, _ in carrying]
     node.set_results(results, range(len(results)))
     enter(node)
