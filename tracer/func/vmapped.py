@@ -18,7 +18,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, add_batch_d
 from tracer.backprop.sweep import Sweep
 from tracer.graph import enter
 from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
-from tracer.recording.levels import Level, levels, opened, translated
+from tracer.recording.levels import Level, levels, note_argument, opened, translated
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
@@ -195,6 +195,7 @@ def flat_vmap(
 
 def _batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
     """An argument as the vmapped function sees it."""
+    note_argument(level, arg)
     if type(arg) is not Tensor:
         return add_batch_dim(arg, dim, level.number)
     with DisableTorchFunctionSubclass():

@@ -27,6 +27,8 @@ class Level:
     number: int
     batch_size: int
     start: int
+    #: The memory of its arguments.
+    arguments: set[int] = field(default_factory=set)
     #: The ended levels whose backward pass runs in this one: their batches are its own.
     stands_for: set[Level] = field(default_factory=set)
 
@@ -92,6 +94,26 @@ def physical(tensor: torch.Tensor) -> torch.Tensor:
     while is_batched(tensor):
         tensor = unwrapped(tensor)
     return tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return physical(tensor).untyped_storage()._cdata
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors lie in one memory."""
+    return a.layout is torch.strided and b.layout is torch.strided and _memory(a) == _memory(b)
+
+
+def is_argument(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the memory of an argument of an open level: there it is a view of what lies outside."""
+    return any(_memory(tensor) in level.arguments for level in levels.open if level.arguments)
+
+
+def note_argument(level: Level, tensor: torch.Tensor) -> None:
+    """Remember the memory of an argument."""
+    if tensor.layout is torch.strided:
+        level.arguments.add(_memory(tensor))
 
 
 def physical_versions(versions: Versions) -> Versions:
