@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tracer import func
 from tracer.backprop.api import backward, grad
 from tracer.errors import (
     FreedGraphError,

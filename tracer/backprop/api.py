@@ -13,6 +13,7 @@ from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.sweep import Sweep
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
 from tracer.node import Node
+from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor
 
@@ -33,6 +34,10 @@ def backward(
     missing or ill-fitting gradient, ``FreedGraphError`` on a second pass without ``retain_graph``. Whatever is raised, ``.grad`` of every
     leaf is as it was before (leaves with a post-accumulate hook excepted: their hook has run).
     """
+    if levels.open:
+        raise UnsupportedError(
+            "backward() was called inside torch.vmap, where leaves cannot be filled. Use tracer.func.grad or torch.autograd.grad there."
+        )
     outputs = _as_tuple(tensors)
     wanted = None if inputs is None else _as_tuple(inputs)
     if wanted is not None and not wanted:

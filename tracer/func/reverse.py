@@ -12,10 +12,20 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, transform_parts
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    batch_dim_of,
+    batch_level_of,
+    is_batched,
+    transform_parts,
+    unwrapped,
+)
+from tracer.backprop.batched import refused_by_vmap
 from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
+from tracer.func.vmapped import batched
 from tracer.node import Node, flat
+from tracer.recording.levels import levels, physical
 from tracer.recording.parents import DIFFERENTIABLE, any_node
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -28,6 +38,11 @@ def fresh(tensor: Any, transform: str) -> Tensor:
         raise TransformError(
             f"{transform} was asked for the derivative with respect to a tensor of {tensor.dtype}: only floating point and complex tensors "
             f"have one. Convert it, or leave it out (argnums)."
+        )
+    if levels.open and type(tensor) is not Tensor and physical(tensor).requires_grad:
+        raise TransformError(
+            f"{transform} inside torch.vmap was given a tensor of shape {tuple(tensor.shape)} that torch's own autograd follows, which "
+            f"cannot be followed together with tracked tensors there. Track it before (tracer.track), or detach it."
         )
     if any_node(tensor) is not None:
         return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
@@ -65,11 +80,44 @@ class Taped:
         roots = [
             (node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None
         ]
-        found = Sweep(keep_graph=keep, create_graph=recorded).run(roots, set(self.nodes)) if roots else {}
+        try:
+            found = Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded).run(roots, set(self.nodes))
+        except RuntimeError as error:
+            if not levels.open or not refused_by_vmap(error):
+                raise
+            return self._pull_one_by_one(error, outputs, cotangents, recorded)
         return [
             found[node] if node in found else torch.zeros_like(plain_alias(x))
             for node, x in zip(self.nodes, self.inputs, strict=True)
         ]
+
+    def _pull_one_by_one(
+        self, error: Exception, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], recorded: bool
+    ) -> list[torch.Tensor]:
+        """``pull`` for each of the batch of the innermost level in turn: a rule on the way cannot be vmapped."""
+        level = levels.open[-1]
+        if any(is_batched(o) and batch_level_of(o) == level.number for o in outputs):
+            raise TransformError(
+                "a transform inside torch.vmap needs the gradient of a call whose rule cannot be vmapped (it decides by values). Call the "
+                "transform in a loop, or write the rule without such a decision."
+            ) from error
+        rows = [
+            self.pull(outputs, [_row(c, i, level.number) for c in cotangents], keep=True, recorded=recorded)
+            for i in range(level.batch_size)
+        ]
+        return [batched(torch.stack(column), 0, level) for column in zip(*rows, strict=True)]
+
+
+def _row(cotangent: torch.Tensor, index: int, number: int) -> torch.Tensor:
+    """The cotangent at ``index`` of the batch of a level; one and the same for all where it is no batch there."""
+    if not is_batched(cotangent) or batch_level_of(cotangent) != number:
+        return cotangent
+    if any_node(cotangent) is not None:
+        raise TransformError(
+            "a transform inside torch.vmap needs the gradient of a call whose rule cannot be vmapped (it decides by values), with respect "
+            "to a cotangent that wants a gradient itself. Call the transform in a loop."
+        )
+    return unwrapped(cotangent).select(batch_dim_of(cotangent), index)
 
 
 def _node(tensor: Tensor) -> Node:
@@ -272,3 +320,21 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         return tree_unflatten(linear.push(given, keep=True), out_spec)
 
     return value, jvp_fn
+
+
+def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
+    """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
+    title = "hvp(f, primals, tangents)"
+    given = _checked_tangents(primals, tangents, title)
+    recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        listed, spec = tree_flatten(primals)
+        inputs = [fresh(x, title) for x in listed]
+        tape = Taped(inputs)
+        output = func(*tree_unflatten(inputs, spec))
+        if not isinstance(output, torch.Tensor) or output.dim() != 0:
+            raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")
+        recorded = recording and (tape.reaches_beyond([output]) or any(any_node(t) is not None for t in given))
+        one = torch.ones_like(plain_alias(output))
+        gradients = tape.pull([output], [one], keep=True, recorded=True)
+        return tree_unflatten(tape.pull(gradients, given, keep=recorded, recorded=recorded), spec)

@@ -45,22 +45,27 @@ class VmapNode(OpaqueNode):
     """What was recorded inside one level of ``torch.vmap``, as one call.
 
     ``roots`` are the nodes inside whose gradients come from outside, the batch of each along its ``out_dims``. ``limits`` are the nodes where
-    a sweep inside ends; parent by parent they say where the gradient goes on.
+    a sweep inside ends; parent by parent they say where the gradient goes on. ``native`` gives those results, by position, that have a
+    history in torch's own autograd too: an argument of the function that torch follows met a tracked tensor.
     """
 
-    __slots__ = ("inside", "level", "limits", "out_dims", "roots", "translation")
+    __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots", "translation")
 
     #: None for a result is no gradient: the sweep inside begins with those that are there.
     none_is_zero = True
 
-    def __init__(self, level: Level, roots: list[Node], out_dims: list[int]) -> None:
+    def __init__(
+        self, level: Level, roots: list[Node], out_dims: list[int], native: dict[int, torch.Tensor] | None = None
+    ) -> None:
         self.level = level
         self.roots = roots
         self.out_dims = out_dims
         #: How the levels were numbered when it was made, where that differs from the time of recording.
         self.translation = dict(levels.translation)
         self.inside, self.limits = _inside(level, roots)
-        super().__init__("vmap", tuple(_go_on(self.limits, level)), None, None)
+        self.native = list(native or ())
+        bridges = [Bridge(tensor) for tensor in (native or {}).values()]
+        super().__init__("vmap", (*_go_on(self.limits, level), *bridges), None, None)
 
     @property
     def origin(self) -> str:
@@ -90,7 +95,7 @@ class VmapNode(OpaqueNode):
             all_results: list[Any] = [None] * len(self.limits)
             for i, result in zip(reached, results, strict=True):
                 all_results[i] = _outside(self.limits[i], self.level, result)
-        return all_results
+        return [*all_results, *(grads[i] for i in self.native)]
 
 
 def _outside(limit: Node, level: Level, grad: torch.Tensor) -> torch.Tensor:
@@ -187,38 +192,34 @@ def flat_vmap(
         )
     with vmap_parts.vmap_increment_nesting(batch_size, randomness) as number, opened(number, batch_size) as level:
         inputs = [
-            arg if dim is None else _batched(arg, dim, level) for arg, dim in zip(flat_args, flat_in_dims, strict=True)
+            arg if dim is None else batched(arg, dim, level) for arg, dim in zip(flat_args, flat_in_dims, strict=True)
         ]
         outputs = func(*tree_unflatten(inputs, args_spec), **kwargs)
         return _leave(outputs, out_dims, level, func)
 
 
-def _batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
+def batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
     """An argument as the vmapped function sees it."""
     note_argument(level, arg)
     if type(arg) is not Tensor:
         return add_batch_dim(arg, dim, level.number)
     with DisableTorchFunctionSubclass():
-        batched = become_tracked(add_batch_dim(plain_alias(arg), dim, level.number))
+        inside = become_tracked(add_batch_dim(plain_alias(arg), dim, level.number))
         if arg._node is not None:
-            batched._node = BatchedInput(arg._node, dim, level, batched.shape, batched.dtype)
-    return batched
+            inside._node = BatchedInput(arg._node, dim, level, inside.shape, inside.dtype)
+    return inside
 
 
 def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) -> Any:
     """The results of ``func`` outside of the level, with a history where they have one inside."""
     listed, spec = tree_flatten(outputs)
     with DisableTorchFunctionSubclass():
-        plain = [plain_alias(o) if type(o) is Tensor else o for o in listed]
-        results = vmap_parts._unwrap_batched(tree_unflatten(plain, spec), out_dims, level.number, level.batch_size, func)
+        results = vmap_parts._unwrap_batched(outputs, out_dims, level.number, level.batch_size, func)
         left, _ = tree_flatten(results)
-        carrying = [
-            i for i, o in enumerate(listed) if type(o) is Tensor and o._node is not None and left[i] is not plain[i]
-        ]
-        for i, o in enumerate(listed):
-            if type(o) is Tensor and left[i] is plain[i]:
-                left[i] = o
-            elif type(o) is Tensor and i not in carrying and left[i].dtype in DIFFERENTIABLE:
+        fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]
+        carrying = [i for i in fresh if listed[i]._node is not None]
+        for i in fresh:
+            if listed[i]._node is None and left[i].dtype in DIFFERENTIABLE and not left[i].requires_grad:
                 become_tracked(left[i])
         if carrying:
             dims = _dims_of(out_dims, outputs, spec)
@@ -236,7 +237,8 @@ def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any]:
 def _give_history(level: Level, carrying: list[Any]) -> None:
     """Let one node for the level be the history of its results."""
     dims = [dim if dim >= 0 else dim + left[i].dim() for left, i, _, dim in carrying]
-    node = VmapNode(level, [root for _, _, root, _ in carrying], dims)
+    native = {index: left[i] for index, (left, i, _, _) in enumerate(carrying) if left[i].requires_grad}
+    node = VmapNode(level, [root for _, _, root, _ in carrying], dims, native)
     for inner in node.inside:
         inner.extra().level = level
     results = [left[i] for left, i, _, _ in carrying]

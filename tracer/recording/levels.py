@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
-from ops_registry.torch_private import add_batch_dim, batch_dim_of, batch_level_of, is_batched, unwrapped
+from ops_registry.torch_private import add_batch_dim, batch_dim_of, batch_level_of, is_batched, is_followed, unwrapped
 from tracer.graph import current
 from tracer.node import Node, Versions, next_serial
 
@@ -90,8 +90,8 @@ def translated(translation: dict[int, int]) -> Iterator[None]:
 
 
 def physical(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor beneath all levels."""
-    while is_batched(tensor):
+    """The tensor beneath all levels, those of torch's own transforms too."""
+    while is_batched(tensor) or is_followed(tensor):
         tensor = unwrapped(tensor)
     return tensor
 
