@@ -112,3 +112,12 @@ add_batch_dim: Callable[[torch.Tensor, int, int], torch.Tensor] = _functorch._ad
 #: The modules where ``torch.func`` looks up its own parts at every call, however its public functions were bound.
 vmap_parts: Any = torch._functorch.vmap
 transform_parts: Any = torch._functorch.eager_transforms
+
+#: Where ``Function.apply`` goes inside a transform, and what a Function's ``vmap`` method is told.
+custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
+VmapInfo: Any = torch._functorch.autograd_function.VmapInfo
+
+
+def randomness_of_level() -> str:
+    """What the innermost ``torch.vmap`` was told about random numbers: "error", "different" or "same"."""
+    return torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter().randomness()

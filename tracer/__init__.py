@@ -17,6 +17,7 @@ from tracer.errors import (
     OverwrittenError,
     SavedTensorHookError,
     SecondDerivativeError,
+    TransformError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -48,6 +49,7 @@ __all__ = [
     "SavedTensorHookError",
     "SecondDerivativeError",
     "Tensor",
+    "TransformError",
     "UnsupportedError",
     "UnusedInputError",
     "backward",
@@ -55,6 +57,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "fallback",
+    "func",
     "grad",
     "gradcheck",
     "gradgradcheck",

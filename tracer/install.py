@@ -18,6 +18,7 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    custom_function_call,
     register_script_builtin,
     transform_parts,
     vmap_parts,
@@ -26,7 +27,7 @@ from tracer.backprop.api import backward, backward_of, grad
 from tracer.func.handover import TRANSFORMS
 from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
-from tracer.functions.function import apply
+from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
 from tracer.recording.intercept import intercept
@@ -124,6 +125,7 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.backward: backward_of,
     torch.autograd.backward: backward,
     torch.autograd.grad: grad,
+    custom_function_call: apply_in_transform,
 }
 
 

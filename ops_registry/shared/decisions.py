@@ -1,7 +1,7 @@
 """Decisions by value: which of two ways a formula takes.
 
-Inside ``torch.vmap`` a tensor stands for a batch, and torch refuses to decide by its values. A formula's ways agree wherever both are right,
-so the whole batch goes one way: the condition is asked of all of it.
+Inside ``torch.vmap`` a tensor stands for a batch, and torch refuses to decide by its values. A formula's ways agree wherever both are
+right, so the whole batch goes one way: the condition is asked of all of it.
 """
 
 from __future__ import annotations

@@ -80,8 +80,9 @@ def grad(
     """The gradients of ``outputs`` with respect to ``inputs``; ``torch.autograd.grad``.
 
     Only the part of the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts
-    cotangents: one sweep carries them all; where a rule cannot be vmapped each is swept in turn. Raises what ``backward`` raises, and ``UnusedInputError`` for an input
-    that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
+    cotangents: one sweep carries them all; where a rule cannot be vmapped each is swept in turn. Raises what ``backward`` raises, and
+    ``UnusedInputError`` for an input that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads``
+    (then zeros).
     """
     if materialize_grads and allow_unused is False:
         raise GradientArgumentError(

@@ -11,19 +11,21 @@ Cotangents = Sequence[torch.Tensor | None]
 Gradients = tuple[torch.Tensor | None, ...]
 
 
-def carry_batch(sweep: Callable[[Cotangents, bool], Gradients], cotangents: Cotangents, retain_graph: bool) -> Gradients:
+def carry_batch(
+    sweep: Callable[[Cotangents, bool], Gradients], cotangents: Cotangents, retain_graph: bool
+) -> Gradients:
     """The gradients for a batch of cotangents, which dimension 0 counts; None stays None.
 
     ``sweep(cotangents, retain_graph)`` gives the gradients for one of them.
     """
-    positions = [i for i, c in enumerate(cotangents) if c is not None]
+    present = {i: c for i, c in enumerate(cotangents) if c is not None}
     found: list[int] = []
     count = 0
 
     def all_at_once(*batch: torch.Tensor) -> tuple[torch.Tensor, ...]:
         nonlocal count
         given: list[torch.Tensor | None] = [None] * len(cotangents)
-        for i, cotangent in zip(positions, batch, strict=True):
+        for i, cotangent in zip(present, batch, strict=True):
             given[i] = cotangent
         # What was saved stays until it is known that no second attempt needs it.
         results = sweep(given, True)
@@ -32,13 +34,13 @@ def carry_batch(sweep: Callable[[Cotangents, bool], Gradients], cotangents: Cota
         return tuple([r for r in results if r is not None])
 
     try:
-        present: Any = torch.vmap(all_at_once)(*[cotangents[i] for i in positions])
+        gradients: Any = torch.vmap(all_at_once)(*present.values())
     except RuntimeError as error:
         if not refused_by_vmap(error):
             raise
         return _one_by_one(sweep, cotangents, retain_graph)
     results: list[torch.Tensor | None] = [None] * count
-    for i, result in zip(found, present, strict=True):
+    for i, result in zip(found, gradients, strict=True):
         results[i] = result
     return tuple(results)
 
@@ -47,9 +49,7 @@ def _one_by_one(
     sweep: Callable[[Cotangents, bool], Gradients], cotangents: Cotangents, retain_graph: bool
 ) -> Gradients:
     size = next(len(c) for c in cotangents if c is not None)
-    rows = [
-        sweep([None if c is None else c[i] for c in cotangents], retain_graph or i + 1 < size) for i in range(size)
-    ]
+    rows = [sweep([None if c is None else c[i] for c in cotangents], retain_graph or i + 1 < size) for i in range(size)]
     return tuple([_stacked(column) for column in zip(*rows, strict=True)])
 
 

@@ -1,7 +1,7 @@
 """``torch.func`` on tracked tensors: the call is handed over to our own rules.
 
-Where a tracked tensor is among the arguments, at once. What a function closes over shows only when it is used: torch starts, and the first call
-that a tracked tensor answers gives the whole transform over to us, which starts again, from the same random state.
+Where a tracked tensor is among the arguments, at once. What a function closes over shows only when it is used: torch starts, and the
+first call that a tracked tensor answers gives the whole transform over to us, which starts again, from the same random state.
 """
 
 from __future__ import annotations
@@ -78,13 +78,11 @@ def handed_over(theirs: Transform, ours: Transform) -> Transform:
     return transform
 
 
-#: torch's own transforms by the names under which torch looks them up.
-TRANSFORMS: dict[str, Transform] = {
-    name: handed_over(getattr(transform_parts, name), ours)
-    for name, ours in {
-        "grad_and_value_impl": grad_and_value,
-        "_vjp_with_argnums": vjp,
-        "_jvp_with_argnums": jvp,
-        "linearize": linearize,
-    }.items()
+#: Our transforms by the names under which torch looks up its own.
+_OURS: dict[str, Transform] = {
+    "grad_and_value_impl": grad_and_value,
+    "_vjp_with_argnums": vjp,
+    "_jvp_with_argnums": jvp,
+    "linearize": linearize,
 }
+TRANSFORMS = {name: handed_over(getattr(transform_parts, name), ours) for name, ours in _OURS.items()}

@@ -30,7 +30,7 @@ def _made_on_our_rules(transform: T) -> T:
     return make  # type: ignore[return-value]
 
 
-def _run_on_our_rules(transform: T) -> T:
+def _runs_on_our_rules(transform: T) -> T:
     """A transform of torch's that runs the function itself, on our rules."""
 
     @functools.wraps(transform)
@@ -47,8 +47,8 @@ jacrev = _made_on_our_rules(torch.func.jacrev)
 jacfwd = _made_on_our_rules(torch.func.jacfwd)
 hessian = _made_on_our_rules(torch.func.hessian)
 vmap = _made_on_our_rules(torch.func.vmap)
-vjp = _run_on_our_rules(torch.func.vjp)
-jvp = _run_on_our_rules(torch.func.jvp)
+vjp = _runs_on_our_rules(torch.func.vjp)
+jvp = _runs_on_our_rules(torch.func.jvp)
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:

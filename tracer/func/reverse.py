@@ -1,7 +1,7 @@
 """``grad``, ``vjp`` and forward mode on our own rules: what the public names of ``torch.func`` come to where tracked tensors take part.
 
-One tape serves all nestings. A transform gives the function fresh aliases of its inputs, which nothing else has seen: a gradient with respect
-to them is the derivative along this transform alone. It is recorded itself where something besides these inputs wants a gradient.
+One tape serves all nestings. A transform gives the function fresh aliases of its inputs, which nothing else has seen: a gradient with
+respect to them is the derivative along this transform alone. It is recorded itself where something besides these inputs wants a gradient.
 """
 
 from __future__ import annotations
@@ -77,9 +77,7 @@ class Taped:
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
     ) -> list[torch.Tensor]:
         """The gradients of the inputs; zeros for one that the outputs do not depend on."""
-        roots = [
-            (node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None
-        ]
+        roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
             found = Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded).run(roots, set(self.nodes))
         except RuntimeError as error:
@@ -149,7 +147,9 @@ def grad_and_value(
         listed, spec = tree_flatten(transform_parts._slice_argnums(args, argnums, as_tuple=False))
         inputs = [fresh(x, title) for x in listed]
         tape = Taped(inputs)
-        output, aux = _split_aux(func(*_replaced(args, argnums, tree_unflatten(inputs, spec)), **kwargs), has_aux, title)
+        output, aux = _split_aux(
+            func(*_replaced(args, argnums, tree_unflatten(inputs, spec)), **kwargs), has_aux, title
+        )
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
         if output.dim() != 0:
@@ -170,7 +170,9 @@ def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
     if argnums is None:
         return new
     return transform_parts._replace_args(
-        args, (new,) if isinstance(argnums, int) else new, transform_parts._validate_and_wrap_argnums(argnums, len(args))
+        args,
+        (new,) if isinstance(argnums, int) else new,
+        transform_parts._validate_and_wrap_argnums(argnums, len(args)),
     )
 
 
@@ -190,9 +192,7 @@ def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
     return listed, spec
 
 
-def vjp(
-    func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False
-) -> tuple[Any, ...]:
+def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False) -> tuple[Any, ...]:
     """The outputs of ``func`` and a function from cotangents to gradients (and aux): ``torch.func.vjp``."""
     title = "vjp(f, *primals)"
     recording = torch.is_grad_enabled()
@@ -295,9 +295,7 @@ def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Ten
         (tangents,) = tangents
     given, given_spec = tree_flatten(tangents)
     if given_spec != spec:
-        raise TransformError(
-            f"{title}: primals and tangents must have the same structure; got {spec} and {given_spec}"
-        )
+        raise TransformError(f"{title}: primals and tangents must have the same structure; got {spec} and {given_spec}")
     if not flat_primals:
         raise TransformError(f"{title}: primals holds no tensor")
     for p, t in zip(flat_primals, given, strict=True):

@@ -18,7 +18,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, add_batch_d
 from tracer.backprop.sweep import Sweep
 from tracer.graph import enter
 from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
-from tracer.recording.levels import Level, levels, note_argument, opened, translated
+from tracer.recording.levels import Level, levels, note_argument, opened
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
@@ -44,12 +44,12 @@ class BatchedInput(Node):
 class VmapNode(OpaqueNode):
     """What was recorded inside one level of ``torch.vmap``, as one call.
 
-    ``roots`` are the nodes inside whose gradients come from outside, the batch of each along its ``out_dims``. ``limits`` are the nodes where
-    a sweep inside ends; parent by parent they say where the gradient goes on. ``native`` gives those results, by position, that have a
+    ``roots`` are the nodes inside whose gradients come from outside, the batch of each along its ``out_dims``. ``limits`` are the nodes
+    where a sweep inside ends; parent by parent they say where the gradient goes on. ``native`` gives those results, by position, that have a
     history in torch's own autograd too: an argument of the function that torch follows met a tracked tensor.
     """
 
-    __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots", "translation")
+    __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots")
 
     #: None for a result is no gradient: the sweep inside begins with those that are there.
     none_is_zero = True
@@ -60,8 +60,6 @@ class VmapNode(OpaqueNode):
         self.level = level
         self.roots = roots
         self.out_dims = out_dims
-        #: How the levels were numbered when it was made, where that differs from the time of recording.
-        self.translation = dict(levels.translation)
         self.inside, self.limits = _inside(level, roots)
         self.native = list(native or ())
         bridges = [Bridge(tensor) for tensor in (native or {}).values()]
@@ -80,18 +78,16 @@ class VmapNode(OpaqueNode):
             level = levels.open[-1]
             level.stands_for = {self.level, *self.level.stands_for}
             sweep = Sweep(keep_graph=True, create_graph=recorded)
-            translation = {old: levels.translation.get(mid, mid) for old, mid in self.translation.items()}
-            with translated({**levels.translation, **translation, self.level.number: level.number}):
-                found = sweep.run_inside(
-                    [(self.roots[i], c) for i, c in zip(given, cotangents, strict=True)], self.inside, self.limits
-                )
+            found = sweep.run_inside(
+                [(self.roots[i], c) for i, c in zip(given, cotangents, strict=True)], self.inside, self.limits
+            )
             reached[:] = [i for i, limit in enumerate(self.limits) if limit in found]
             return tuple([found[self.limits[i]] for i in reached])
 
         with torch.enable_grad() if recorded else torch.no_grad():
-            results = torch.vmap(sweep_inside, in_dims=tuple([self.out_dims[i] for i in given]), randomness="different")(
-                *[grads[i] for i in given]
-            )
+            results = torch.vmap(
+                sweep_inside, in_dims=tuple([self.out_dims[i] for i in given]), randomness="different"
+            )(*[grads[i] for i in given])
             all_results: list[Any] = [None] * len(self.limits)
             for i, result in zip(reached, results, strict=True):
                 all_results[i] = _outside(self.limits[i], self.level, result)
@@ -163,7 +159,6 @@ def _go_on(limits: list[Node], level: Level) -> list[Node]:
             ended.setdefault(theirs, []).append(position)
     for theirs, positions in ended.items():
         again = VmapNode(theirs, [limits[i] for i in positions], [0] * len(positions))
-        again.translation[theirs.number] = level.number
         again.extra().outputs = [None] * len(positions)
         enter(again)
         for index, position in enumerate(positions):
@@ -187,9 +182,7 @@ def flat_vmap(
 ) -> Any:
     """What every form of ``torch.vmap`` comes to: ``func`` once, on arguments that stand for a batch."""
     if torch.compiler.is_compiling():
-        return torch_flat_vmap(
-            func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs
-        )
+        return torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs)
     with vmap_parts.vmap_increment_nesting(batch_size, randomness) as number, opened(number, batch_size) as level:
         inputs = [
             arg if dim is None else batched(arg, dim, level) for arg, dim in zip(flat_args, flat_in_dims, strict=True)

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ops_registry.torch_private import add_batch_dim, batch_dim_of, batch_level_of, is_batched, is_followed, unwrapped
+from tracer.errors import UnsupportedError
 from tracer.graph import current
 from tracer.node import Node, Versions, next_serial
 
@@ -27,6 +28,8 @@ class Level:
     number: int
     batch_size: int
     start: int
+    #: The level that was open around it.
+    outer: Level | None
     #: The memory of its arguments.
     arguments: set[int] = field(default_factory=set)
     #: The ended levels whose backward pass runs in this one: their batches are its own.
@@ -54,10 +57,6 @@ class _State(threading.local):
     def __init__(self) -> None:
         #: The open levels of this thread, innermost last.
         self.open: list[Level] = []
-        #: The numbers of levels that have ended, and of those that stand for them in the backward pass under way.
-        self.translation: dict[int, int] = {}
-        #: Nodes from this serial number on were recorded in the backward pass under way: nothing of theirs is to be translated.
-        self.translated_before = 0
 
 
 levels = _State()
@@ -66,7 +65,7 @@ levels = _State()
 @contextmanager
 def opened(number: int, batch_size: int) -> Iterator[Level]:
     """The level ``number``, just opened by torch, for the calls made inside the block."""
-    level = Level(number, batch_size, next_serial())
+    level = Level(number, batch_size, next_serial(), levels.open[-1] if levels.open else None)
     levels.open.append(level)
     outer: Any = current.graph
     current.graph = LevelRecorder(outer)  # type: ignore[assignment]
@@ -75,18 +74,6 @@ def opened(number: int, batch_size: int) -> Iterator[Level]:
     finally:
         current.graph = outer
         levels.open.pop()
-
-
-@contextmanager
-def translated(translation: dict[int, int]) -> Iterator[None]:
-    """What nodes of ended levels have saved is wrapped for the levels that ``translation`` names, inside the block."""
-    before = levels.translation, levels.translated_before
-    levels.translation = {old: new for old, new in translation.items() if old != new}
-    levels.translated_before = next_serial()
-    try:
-        yield
-    finally:
-        levels.translation, levels.translated_before = before
 
 
 def physical(tensor: torch.Tensor) -> torch.Tensor:
@@ -127,13 +114,28 @@ def physical_versions(versions: Versions) -> Versions:
     ]
 
 
-def translate(value: Any) -> Any:
-    """A nest of saved values with its batches wrapped for the levels of the backward pass under way."""
+def translated(node: Node, saved: Any) -> Any:
+    """What ``node`` saved, wrapped for the levels that are open now in place of those that it was recorded in, which have ended."""
+    level = None if node.extras is None else node.extras.level
+    numbers: dict[int, int] = {}
+    while level is not None:
+        now = next((now for now in reversed(levels.open) if now is level or level in now.stands_for), None)
+        if now is None:
+            raise UnsupportedError(
+                "backward reached a tensor that was made inside a torch.vmap which has ended, and not by way of the results of the "
+                "vmapped function. Return it from the function."
+            )
+        numbers[level.number] = now.number
+        level = level.outer
+    return saved if all(old == new for old, new in numbers.items()) else _wrapped(saved, numbers)
+
+
+def _wrapped(value: Any, numbers: dict[int, int]) -> Any:
     if isinstance(value, torch.Tensor):
         if not is_batched(value):
             return value
         number = batch_level_of(value)
-        return add_batch_dim(translate(unwrapped(value)), batch_dim_of(value), levels.translation.get(number, number))
+        return add_batch_dim(_wrapped(unwrapped(value), numbers), batch_dim_of(value), numbers.get(number, number))
     if type(value) in (tuple, list):
-        return type(value)([translate(item) for item in value])
+        return type(value)([_wrapped(item, numbers) for item in value])
     return value

@@ -12,7 +12,7 @@ from ops_registry.torch_private import saved_tensors_hooks
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
-from tracer.recording.levels import levels, physical, physical_versions, translate
+from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -100,8 +100,8 @@ def saved_values(node: Node) -> tuple[Any, ...]:
             f"backward reached {describe_node(node)} a second time: what it had saved was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
-    if levels.translation and node.serial < levels.translated_before:
-        saved = translate(saved)
+    if levels.open:
+        saved = translated(node, saved)
     if node.packed:
         return unpack_nest(saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
