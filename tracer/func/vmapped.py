@@ -45,8 +45,8 @@ class VmapNode(OpaqueNode):
     """What was recorded inside one level of ``torch.vmap``, as one call.
 
     ``roots`` are the nodes inside whose gradients come from outside, the batch of each along its ``out_dims``. ``limits`` are the nodes
-    where a sweep inside ends; parent by parent they say where the gradient goes on. ``native`` gives those results, by position, that have a
-    history in torch's own autograd too: an argument of the function that torch follows met a tracked tensor.
+    where a sweep inside ends; parent by parent they say where the gradient goes on. ``native`` gives those results, by position, that
+    have a history in torch's own autograd too: an argument of the function that torch follows met a tracked tensor.
     """
 
     __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots")
