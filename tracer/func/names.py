@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import torch
 
 from tracer.func.handover import on_our_rules
+from tracer.func.reverse import scalar_hessian
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -45,7 +46,6 @@ grad = _made_on_our_rules(torch.func.grad)
 grad_and_value = _made_on_our_rules(torch.func.grad_and_value)
 jacrev = _made_on_our_rules(torch.func.jacrev)
 jacfwd = _made_on_our_rules(torch.func.jacfwd)
-hessian = _made_on_our_rules(torch.func.hessian)
 vmap = _made_on_our_rules(torch.func.vmap)
 vjp = _runs_on_our_rules(torch.func.vjp)
 jvp = _runs_on_our_rules(torch.func.jvp)
@@ -55,3 +55,16 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     """``torch.func.linearize``."""
     with on_our_rules():
         return torch.func.linearize(func, *primals)
+
+
+@functools.wraps(torch.func.hessian)
+def hessian(func: Callable[..., Any], argnums: Any = 0) -> Callable[..., Any]:
+    by_columns = _made_on_our_rules(torch.func.hessian)(func, argnums)
+
+    @functools.wraps(func)
+    def run(*args: Any) -> Any:
+        with on_our_rules():
+            found = scalar_hessian(func, args, argnums)
+        return by_columns(*args) if found is None else found
+
+    return run

@@ -320,19 +320,57 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     return value, jvp_fn
 
 
+class Gradient:
+    """The gradient of a scalar function at a point, recorded: what a Hessian is made of."""
+
+    def __init__(self, func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, title: str) -> None:
+        self.recording = torch.is_grad_enabled()
+        with torch.enable_grad():
+            listed, self.spec = tree_flatten(_sliced(primals, argnums))
+            self.tape = Taped([fresh(x, title) for x in listed])
+            self.output = func(*_replaced(primals, argnums, tree_unflatten(self.tape.inputs, self.spec)))
+            self.is_scalar = isinstance(self.output, torch.Tensor) and self.output.dim() == 0
+            if self.is_scalar:
+                self.beyond = self.recording and self.tape.reaches_beyond([self.output])
+                one = torch.ones_like(plain_alias(self.output))
+                self.parts = self.tape.pull([self.output], [one], keep=True, recorded=True)
+
+    def along(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The derivative of the gradient along ``tangents``: the Hessian times them."""
+        recorded = self.recording and (self.beyond or any(any_node(t) is not None for t in tangents))
+        with torch.enable_grad():
+            return self.tape.pull(self.parts, tangents, keep=True, recorded=recorded)
+
+
 def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
     """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
     title = "hvp(f, primals, tangents)"
     given = _checked_tangents(primals, tangents, title)
-    recording = torch.is_grad_enabled()
-    with torch.enable_grad():
-        listed, spec = tree_flatten(primals)
-        inputs = [fresh(x, title) for x in listed]
-        tape = Taped(inputs)
-        output = func(*tree_unflatten(inputs, spec))
-        if not isinstance(output, torch.Tensor) or output.dim() != 0:
-            raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")
-        recorded = recording and (tape.reaches_beyond([output]) or any(any_node(t) is not None for t in given))
-        one = torch.ones_like(plain_alias(output))
-        gradients = tape.pull([output], [one], keep=True, recorded=True)
-        return tree_unflatten(tape.pull(gradients, given, keep=recorded, recorded=recorded), spec)
+    gradient = Gradient(func, primals, None, title)
+    if not gradient.is_scalar:
+        raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")
+    return tree_unflatten(gradient.along(given), gradient.spec)
+
+
+def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any) -> Any:
+    """The Hessian of a scalar function in the structure of its inputs, twice: the gradient, then one sweep for all its elements.
+
+    None for a function that returns something else.
+    """
+    gradient = Gradient(func, args, argnums, "hessian(f)(*args)")
+    if not gradient.is_scalar:
+        return None
+    parts = gradient.parts
+    sizes = [p.numel() for p in parts]
+    if any(p.is_complex() for p in parts) or not sum(sizes):
+        return None
+    basis = torch.eye(sum(sizes), dtype=torch.promote_types(parts[0].dtype, parts[-1].dtype), device=parts[0].device)
+    rows = [
+        block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)
+    ]
+    columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
+    blocks = [
+        tree_unflatten([c.reshape(*p.shape, *q.shape) for c, q in zip(split, parts, strict=True)], gradient.spec)
+        for p, split in zip(parts, zip(*(c.split(sizes) for c in columns), strict=True), strict=True)
+    ]
+    return tree_unflatten(blocks, gradient.spec)
