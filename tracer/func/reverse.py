@@ -365,9 +365,7 @@ def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any
     if any(p.is_complex() for p in parts) or not sum(sizes):
         return None
     basis = torch.eye(sum(sizes), dtype=torch.promote_types(parts[0].dtype, parts[-1].dtype), device=parts[0].device)
-    rows = [
-        block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)
-    ]
+    rows = [block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)]
     columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
     blocks = [
         tree_unflatten([c.reshape(*p.shape, *q.shape) for c, q in zip(split, parts, strict=True)], gradient.spec)
