@@ -1,7 +1,7 @@
 """Claim: transforms on our rules cost about what ``torch.func`` costs.
 
-The Jacobian of a 64-64-64-64 network by 64 rows in one sweep, per-sample gradients of a small CNN (batch 32), a Hessian-vector product and the
-Hessian of the same network, each beside the ways that torch offers. Processor time, single-threaded.
+The Jacobian of a 64-64-64-64 network by 64 rows in one sweep, per-sample gradients of a small CNN (batch 32), a Hessian-vector product
+and the Hessian of the same network, each beside the ways that torch offers. Processor time, single-threaded.
 """
 
 from __future__ import annotations
