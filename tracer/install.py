@@ -18,11 +18,16 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    custom_function_call,
     register_script_builtin,
+    transform_parts,
+    vmap_parts,
 )
 from tracer.backprop.api import backward, backward_of, grad
+from tracer.func.handover import TRANSFORMS
+from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
-from tracer.functions.function import apply
+from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
 from tracer.recording.intercept import intercept
@@ -86,6 +91,22 @@ CHANGES: tuple[Change, ...] = (
         )
         for name, position in SPARSE_CONSTRUCTORS.items()
     ),
+    Change(
+        vmap_parts,
+        "_flat_vmap",
+        flat_vmap,
+        "what every form of torch.vmap comes to: it would hide the history of tracked tensors inside its wrappers",
+    ),
+    *(
+        Change(
+            transform_parts,
+            name,
+            transform,
+            "torch.func follows derivatives in wrappers that interception does not see: with tracked tensors they would be lost",
+        )
+        for name, transform in TRANSFORMS.items()
+    ),
+    Change(torch.func, "linearize", TRANSFORMS["linearize"], "the public name of the same function"),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(
         Change(
@@ -104,6 +125,7 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.backward: backward_of,
     torch.autograd.backward: backward,
     torch.autograd.grad: grad,
+    custom_function_call: apply_in_transform,
 }
 
 

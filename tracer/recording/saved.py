@@ -12,6 +12,7 @@ from ops_registry.torch_private import saved_tensors_hooks
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
+from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -54,7 +55,10 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
 
 def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
     """As ``save``, whatever saved-tensor hooks are set: for a call that is about to write, and packs later."""
-    return NOTHING if plan.gather is None else _aliased(plan, plan.gather(bound, result, {}))
+    if plan.gather is None:
+        return NOTHING
+    values, versions, packed = _aliased(plan, plan.gather(bound, result, {}))
+    return values, physical_versions(versions) if levels.open else versions, packed
 
 
 def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
@@ -96,6 +100,8 @@ def saved_values(node: Node) -> tuple[Any, ...]:
             f"backward reached {describe_node(node)} a second time: what it had saved was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
+    if levels.open:
+        saved = translated(node, saved)
     if node.packed:
         return unpack_nest(saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
@@ -117,6 +123,8 @@ def note_write(target: torch.Tensor, name: str) -> None:
     """Remember that the op has just written into ``target``, so that ``OverwrittenError`` can name the op that wrote."""
     if target.layout is not torch.strided:
         return
+    if levels.open:
+        target = physical(target)
     address = target.untyped_storage().data_ptr()
     _writes[address] = (name, target.shape, target._version)
     _writes.move_to_end(address)
