@@ -5,6 +5,7 @@ import torch
 from ops_registry.declare import passes_through, zero_gradient
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj, scaled
+from ops_registry.shared.precision import wide
 
 # add: a + alpha b
 
@@ -58,7 +59,7 @@ def div_input(grad, other, rounding_mode):
 @backward(torch.div, wrt="other")
 def div_other(grad, input, other, rounding_mode):
     # Divided twice rather than once by the square: b*b underflows long before b does.
-    return None if rounding_mode else -(grad * conj(input / other / other))
+    return None if rounding_mode else -(grad * conj(wide(input) / other / other))
 
 
 zero_gradient(torch.floor_divide, wrt=("input", "other"))
@@ -124,7 +125,7 @@ def addcdiv_tensor1(grad, tensor2, value):
 
 @backward(torch.addcdiv, wrt="tensor2")
 def addcdiv_tensor2(grad, tensor1, tensor2, value):
-    return -(scaled(grad, value) * conj(tensor1 / tensor2 / tensor2))
+    return -(scaled(grad, value) * conj(wide(tensor1) / tensor2 / tensor2))
 
 
 # lerp: a + weight (b - a)

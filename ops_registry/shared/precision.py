@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-
 #: The dtypes whose numbers are rounded to 8 or 11 significant bits.
 HALF = (torch.float16, torch.bfloat16)
 
