@@ -146,6 +146,7 @@ def binary_cross_entropy(grad, input, target, weight, reduction):
 @backward(nn.binary_cross_entropy, wrt="target")
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
     require_broadcast_target(input.shape, target_shape)
+    input = wide(input)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
     return (weighted(terms, weight) * spread_reduction(grad, reduction, input.shape)).expand(input.shape)
 

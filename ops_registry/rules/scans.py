@@ -195,7 +195,7 @@ def gradient(input, spacing, dim, edge_order):
             f"gradient: wants one spacing for each of {len(dims)} dimensions (got {len(spacing)}), edge_order 1 or 2 "
             f"(got {edge_order}), and more samples than edge_order along each dimension (input: {tuple(input.shape)})"
         )
-    slopes = []
+    slopes, samples = [], wide(input)
     for d, space in zip(dims, spacing, strict=True):
         if isinstance(space, torch.Tensor):
             if space.dim() == 1 and space.shape[0] != input.shape[d]:
@@ -203,5 +203,5 @@ def gradient(input, spacing, dim, edge_order):
                     f"gradient: {space.shape[0]} coordinates are given for the {input.shape[d]} samples along dimension {d}: one for each"
                 )
             space = torch.diff(space) if space.dim() == 1 else space.expand(input.shape[d] - 1)
-        slopes.append(_slope(input, space, d % input.dim(), edge_order))
+        slopes.append(_slope(samples, space, d % input.dim(), edge_order).to(input.dtype))
     return slopes
