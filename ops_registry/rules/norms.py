@@ -5,7 +5,7 @@ import torch
 from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.shared.dimensions import restore_dims
 from ops_registry.shared.masks import share_among_ties
-from ops_registry.shared.precision import wide
+from ops_registry.shared.precision import HALF, wide
 from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
@@ -244,4 +244,18 @@ def cosine_similarity(x1, x2, dim, eps):
 @decomposition(torch._weight_norm)
 def weight_norm(v, g, dim):
     """Directions ``v`` of length ``g``, the length taken over all dimensions but ``dim``."""
+    if v.dtype in HALF and dim in (0, v.dim() - 1):  # one kernel, which computes in float32
+        return aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+@backward(aten._weight_norm_interface, wrt=("v", "g"), constant_results=(1,))
+def weight_norm_interface(grad, v, g, dim, result, needs):
+    if not recorded():  # this kernel is not differentiable
+        grads = aten._weight_norm_interface_backward(grad.contiguous(), v, g, result[1], dim)
+        return tuple(found if need else None for found, need in zip(grads, needs, strict=True))
+    # y = g u with u = v / |v|: a gradient of u counts as far as it is not along u.
+    norm = torch.norm_except_dim(wide(v), 2, dim)
+    unit = wide(v) / norm
+    along = torch.linalg.vecdot(*(t.movedim(dim, 0).flatten(1) for t in (unit, wide(grad)))).reshape(norm.shape)
+    return (g / norm) * (grad - along * unit) if needs.v else None, along if needs.g else None

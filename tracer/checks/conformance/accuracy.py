@@ -128,6 +128,8 @@ class Measurement:
         """The gradient of each input, by its position, in these draws. Raises ``NotComparableError``, and what our call raises."""
         found: dict[int, Draws] = {}
         for draw in draws:
+            if index >= len(self.samples(draw)):  # how many there are may depend on chance
+                raise NotComparableError
             sample = self.samples(draw)[index]
             arguments = variant.arguments(sample.leaves, torch.Generator().manual_seed(draw))
             if sum(v.numel() for v in arguments if isinstance(v, torch.Tensor)) > MOST_ELEMENTS:
@@ -173,7 +175,8 @@ class Measurement:
 
 def cotangent_of(output: torch.Tensor, seed: int) -> torch.Tensor:
     """Random numbers of 8 significant bits, which every dtype holds exactly."""
-    values = torch.randn(tuple(output.shape), generator=torch.Generator().manual_seed(seed)).bfloat16()
+    generator = torch.Generator().manual_seed(-1 - seed)  # other numbers than those of the samples
+    values = torch.randn(tuple(output.shape), generator=generator).bfloat16()
     return values.to(device=output.device, dtype=output.dtype)
 
 
