@@ -59,7 +59,7 @@ def div_input(grad, other, rounding_mode):
 @backward(torch.div, wrt="other")
 def div_other(grad, input, other, rounding_mode):
     # Divided twice rather than once by the square: b*b underflows long before b does.
-    return None if rounding_mode else -(grad * conj(wide(input) / other / other))
+    return None if rounding_mode else -(grad * conj(input / other / other))
 
 
 zero_gradient(torch.floor_divide, wrt=("input", "other"))
