@@ -95,6 +95,13 @@ NestedTensor: Any = torch.nested._internal.nested_tensor.NestedTensor
 TorchFunctions: Any = torch._C._functions
 UndefinedGrad: Any = TorchFunctions.UndefinedGrad
 
+
+def onednn_takes_bfloat16() -> bool:
+    """Whether oneDNN's kernels take bfloat16 on this processor, in which torch then runs an LSTM through them."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and supported()
+
+
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
 

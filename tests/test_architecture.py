@@ -47,8 +47,8 @@ FLOORS = {
         ("scopes", "declare"),
         ("registry",),
         ("binding",),
-        ("rule", "spellings"),
-        ("signatures", "projection", "shared", "strided"),
+        ("rule", "spellings", "projection"),
+        ("signatures", "shared", "strided"),
         ("errors", "torch_private"),
     ),
 }

@@ -5,6 +5,7 @@ import torch
 from ops_registry.declare import no_gradient
 from ops_registry.registry import backward
 from ops_registry.shared.picking import add_at, add_slices
+from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
 
 no_gradient(torch._C._nn.one_hot)
@@ -104,5 +105,5 @@ def embedding_bag_weight(
 @backward(torch.embedding_bag, wrt="per_sample_weights")
 def embedding_bag_per_sample_weights(grad, weight, indices, offsets, include_last_offset, padding_idx):
     bag, _, taken = _bags(indices, offsets, include_last_offset, _none(padding_idx, weight.shape))
-    products = (grad.index_select(0, bag) * weight.index_select(0, indices)).sum(1)
+    products = (wide(grad).index_select(0, bag) * weight.index_select(0, indices)).sum(1)
     return products if taken is None else products.masked_fill(~taken, 0)

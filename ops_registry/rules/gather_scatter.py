@@ -10,6 +10,7 @@ from ops_registry.shared.decisions import anywhere
 from ops_registry.shared.dimensions import fit
 from ops_registry.shared.masks import zeros_and_ones
 from ops_registry.shared.picking import add_at
+from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
 
 # gather and scatter: one index for each element. Where the index is shorter than the source, the rest is not read.
@@ -71,6 +72,7 @@ def scatter_value_reduce(grad, dim, index, value, reduce):
     if reduce == "add":
         return grad
     # Every time that an element is met it is multiplied by value.
+    grad = wide(grad)  # half precision counts no further than 256 or 2048
     times = grad.new_zeros(grad.shape).scatter_add(dim, index, torch.ones_like(index, dtype=grad.dtype))
     return grad * conj(torch.full_like(times, value) ** times)
 
@@ -82,6 +84,8 @@ def scatter_value_reduce(grad, dim, index, value, reduce):
 @backward(torch.scatter_reduce, wrt=("input", "src"))
 def scatter_reduce(grad, input, dim, index, src, reduce, include_self, result, needs):
     full_shape, src = src.shape, fit(src, index.shape)
+    # Half precision counts no further than 256 or 2048, and rounds each factor of a product.
+    grad, input, src, result = wide(grad), wide(input), wide(src), wide(result)
     formula = {"sum": _sum, "mean": _mean, "prod": _prod, "amax": _extreme, "amin": _extreme}[reduce]
     wants_input, wants_src = needs
     grad_input, grad_src = formula(grad, input, dim, index, src, include_self, result, (wants_input, wants_src))

@@ -17,6 +17,7 @@ from ops_registry.shared.loss_reduction import (
     reduce_loss,
     spread_reduction,
 )
+from ops_registry.shared.precision import wide
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
@@ -145,6 +146,7 @@ def binary_cross_entropy(grad, input, target, weight, reduction):
 @backward(nn.binary_cross_entropy, wrt="target")
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
     require_broadcast_target(input.shape, target_shape)
+    input = wide(input)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
     return (weighted(terms, weight) * spread_reduction(grad, reduction, input.shape)).expand(input.shape)
 
@@ -187,7 +189,8 @@ def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduc
 @backward(torch.binary_cross_entropy_with_logits, wrt="input")
 def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, reduction):
     if pos_weight is None and weight is None:  # grad (sigmoid - t): half the gradient of a squared error, in one pass
-        return aten.mse_loss_backward(grad / 2, *broadcast_pair(input.sigmoid(), target, grad.dtype), reduction)
+        grad, p = wide(grad), wide(input).sigmoid()
+        return aten.mse_loss_backward(grad / 2, *broadcast_pair(p, target, grad.dtype), reduction)
     grad = spread_reduction(grad, reduction, target.shape)
     if pos_weight is None:
         return weighted(input.sigmoid() - target, weight) * grad
@@ -213,6 +216,7 @@ def kl_div(grad, input_shape, target, reduction, log_target):
 
 @backward(torch.kl_div, wrt="target")
 def kl_div_target(grad, input, target, reduction, log_target):
+    target = wide(target)
     terms = target.exp() * (target - input + 1) if log_target else target.log() + 1 - input
     return terms * spread_reduction(grad, reduction, terms.shape)
 

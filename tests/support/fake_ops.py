@@ -94,3 +94,32 @@ GOOD_ONES = [GOOD, FakeOp("other", torch.cos, variant_test_name="variant")]
 WITH_A_WRONG_ONE = [*GOOD_ONES, WRONG]
 WITH_A_REFUSED_ONE = [*GOOD_ONES, REFUSED]
 ALL = [HANGING, CRASHING, RAISING, WRONG, *GOOD_ONES, REFUSED]
+
+
+class ProductOp(FakeOp):
+    """An operator of a matrix and a vector, in half precision."""
+
+    def sample_inputs_func(
+        self, op: FakeOp, device: str, dtype: torch.dtype, requires_grad: bool = True
+    ) -> Iterator[FakeSample]:
+        matrix, vector = (torch.rand(shape, device=device, dtype=dtype) + 0.5 for shape in ((8, 64), (64,)))
+        yield FakeSample(matrix.requires_grad_(requires_grad), (vector.requires_grad_(requires_grad),))
+
+
+def rounded_at_each_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The product; on a tracked tensor with a detour, each step of whose gradient is rounded."""
+    for factor in (3, 5, 7) if isinstance(x, Tensor) else ():
+        x = x * factor / factor
+    return x * y
+
+
+def product_only_native(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return only_tracked(raises)(x) * y
+
+
+HALF_PRECISION = [
+    ProductOp("exact", torch.mul, dtypes=(torch.bfloat16,)),
+    ProductOp("rounded", rounded_at_each_step, dtypes=(torch.bfloat16,)),
+    ProductOp("raising", product_only_native, dtypes=(torch.bfloat16,)),
+    ProductOp("random", lambda x, y: x * y * (1 if x.dtype is torch.float64 else 2), dtypes=(torch.bfloat16,)),
+]

@@ -7,6 +7,9 @@ status is 1 when anything else fails, and when something on that list passes.
 Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``; how
 they are run: ``--jobs N`` worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source
 MODULE:NAME`` take another list of known gaps and another list of operators.
+
+``--dtype bfloat16 --accuracy`` (or float16) prints another table: how exact each gradient is beside torch's own. The exit status is 1
+when an error is more than 1.5 times torch's.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from tracer.checks.conformance.accuracy import HALF, LIMIT, accuracy_table, check_accuracy, lost_accuracy
 from tracer.checks.conformance.check import Job, OpOutcome, check_op, lost_op
 from tracer.checks.conformance.operators import DTYPES, applies, load_ops, tier_of
 from tracer.checks.op_database import OP_DB
@@ -183,6 +187,7 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--order", type=int, choices=(1, 2), default=1, help="highest derivative to compare (default: 1)"
     )
+    parser.add_argument("--accuracy", action="store_true", help="errors in half precision, beside those of torch")
     parser.add_argument("--ops", metavar="REGEX", type=re.compile, help="only operators whose name it finds a match in")
     parser.add_argument("--tier", choices=("A", "B", "C", "D"), help="only this tier")
     parser.add_argument("--samples", type=int, metavar="N", help="at most N samples an operator")
@@ -198,7 +203,23 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--source", default=OP_DB, metavar="MODULE:NAME", help="the list of operators (default: torch's)"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.accuracy and options.dtype not in HALF:
+        parser.error(f"--accuracy wants --dtype {' or '.join(HALF)}")
+    return options
+
+
+def report_accuracy(jobs: Sequence[Job], options: argparse.Namespace) -> int:
+    """Print the table of errors in half precision; the exit status."""
+    work = Work(load_ops, options.source, check_accuracy, lost_accuracy)
+    outcomes = []
+    for outcome in run_all(work, jobs, options.jobs, options.timeout):
+        outcomes.append(outcome)
+        print(f"[{len(outcomes)}/{len(jobs)}] {outcome.op}: {outcome.ratio:.2f}", file=sys.stderr, flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+    print(accuracy_table(outcomes))
+    return 1 if any(o.ratio > LIMIT for o in outcomes) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -215,6 +236,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("No operator fits these options.", file=sys.stderr)
         return 2
     jobs = [Job(n, options.dtype, options.order, options.device, options.samples, options.source) for n in names]
+    if options.accuracy:
+        return report_accuracy(jobs, options)
     outcomes = list(
         with_progress(
             run_all(Work(load_ops, options.source, check_op, lost_op), jobs, options.jobs, options.timeout), len(jobs)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tracer.checks.conformance.accuracy import HALF, LIMIT, check_accuracy
 from tracer.checks.conformance.check import Job, check_op
 from tracer.checks.conformance.command import KNOWN_GAPS, judge, read_gaps
 from tracer.checks.conformance.operators import applies, load_ops, tiers
@@ -29,6 +30,17 @@ def test_gradients_of_a_few_samples_of_every_operator_are_those_of_torch(chunk: 
     # Two samples need not be enough to show a gap; the command checks that each of them is still there.
     unexpected = judge(outcomes, gaps).unexpected
     assert {o.op: [f.cause for f in o.failures] for o in unexpected} == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("chunk", range(CHUNKS))
+def test_gradients_of_a_sample_of_every_operator_are_as_exact_as_those_of_torch_in_half_precision(
+    chunk: int, op_db: dict[str, Any]
+) -> None:
+    dtype = HALF[chunk % len(HALF)]  # the command takes each operator in both
+    mine = [name for name, op in op_db.items() if applies(op, dtype, 1, "cpu")][chunk::CHUNKS]
+    outcomes = [check_accuracy(Job(name, dtype, samples=1)) for name in mine]
+    assert {o.op: (o.ratio, o.where) for o in outcomes if o.ratio > LIMIT} == {}
 
 
 def test_every_known_gap_names_an_operator_that_can_be_run(op_db: dict[str, Any]) -> None:
