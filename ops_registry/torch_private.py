@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nested._internal.nested_tensor
+import torch.utils._device
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -94,6 +95,12 @@ NestedTensor: Any = torch.nested._internal.nested_tensor.NestedTensor
 #: Where torch's own ``gradcheck`` looks up the identity that takes a gradient away, and that identity: it knows native tensors only.
 TorchFunctions: Any = torch._C._functions
 UndefinedGrad: Any = TorchFunctions.UndefinedGrad
+
+#: What ``torch.set_default_tensor_type`` calls: it takes none but torch's own classes of tensor types.
+set_default_tensor_type: Callable[[Any], None] = torch._C._set_default_tensor_type
+
+#: Where ``torch.set_default_device`` lists the functions that it gives a device.
+DeviceContexts: Any = torch.utils._device
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled

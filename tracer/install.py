@@ -13,18 +13,32 @@ import torch
 
 from ops_registry.torch_private import (
     CheckpointFrame,
+    DeviceContexts,
     NestedTensor,
     ScriptFunction,
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
     register_script_builtin,
+    set_default_tensor_type,
 )
 from tracer.backprop.api import backward, backward_of, grad
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
+from tracer.recording.conversions import (
+    TYPED_CONSTRUCTORS,
+    as_subclass,
+    as_tensor,
+    asarray,
+    converting,
+    knowing_replacements,
+    new,
+    new_tensor,
+    typed_constructor,
+    unwrapping,
+)
 from tracer.recording.intercept import intercept
 from tracer.tracked_tensor import HANDLERS, Tensor
 
@@ -40,6 +54,12 @@ class Change:
     #: The op of torch's that TorchScript is to take the value for, where it is one.
     script_name: str = ""
 
+
+#: torch's functions that make a tensor of a tensor and intercept nothing, as ours stand in their place.
+_asarray, _as_tensor = converting(torch.asarray), converting(torch.as_tensor)
+
+#: What is to be known beside their replacements, where torch knows its own functions by identity.
+_ORIGINALS = (torch.asarray, torch.as_tensor, *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS))
 
 CHANGES: tuple[Change, ...] = (
     Change(
@@ -86,6 +106,40 @@ CHANGES: tuple[Change, ...] = (
         )
         for name, position in SPARSE_CONSTRUCTORS.items()
     ),
+    Change(torch, "asarray", _asarray, "it copies and converts unseen: the history would be cut", "aten::asarray"),
+    Change(
+        torch, "as_tensor", _as_tensor, "it copies and converts unseen: the history would be cut", "aten::as_tensor"
+    ),
+    Change(
+        torch.Tensor,
+        "__new__",
+        staticmethod(new_tensor),
+        "torch.Tensor(x) is a view of x made unseen: its history would be cut",
+    ),
+    Change(torch.Tensor, "new", new, "x.new(y) is a view of y made unseen: its history would be cut"),
+    Change(torch.Tensor, "as_subclass", as_subclass, "it makes a view unseen: the history would be cut"),
+    *(
+        Change(
+            owner,
+            name,
+            typed_constructor(getattr(owner, name)),
+            "torch.FloatTensor(x) and its like are views of x made unseen: the history would be cut",
+        )
+        for owner in (torch, torch.cuda)
+        for name in TYPED_CONSTRUCTORS
+    ),
+    Change(
+        torch._C,
+        set_default_tensor_type.__name__,
+        unwrapping(set_default_tensor_type),
+        "it takes torch's own class only, not what stands in the place of torch.FloatTensor",
+    ),
+    Change(
+        DeviceContexts,
+        "_device_constructors",
+        knowing_replacements(DeviceContexts._device_constructors, _ORIGINALS),
+        "torch.set_default_device knows torch's constructors by identity, and is told of the one behind each replacement",
+    ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(
         Change(
@@ -104,6 +158,8 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.backward: backward_of,
     torch.autograd.backward: backward,
     torch.autograd.grad: grad,
+    _asarray: asarray,
+    _as_tensor: as_tensor,
 }
 
 
