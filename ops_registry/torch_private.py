@@ -62,6 +62,14 @@ def storage_use_count(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata) - 1
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells the storage of ``tensor`` from all others that are alive.
+
+    The address of its data does not: it is 0 for every meta tensor and every fake one, and for every empty one.
+    """
+    return tensor.untyped_storage()._cdata
+
+
 #: ``saved_tensors_hooks(False)`` is the innermost pair of hooks that the user has set (``torch.autograd.graph.saved_tensors_hooks``), or
 #: None; torch offers no public way to ask.
 saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction
+from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction, storage_key
 from tracer.errors import FunctionError, InPlaceError, SecondDerivativeError
 from tracer.functions.context import FunctionContext
 from tracer.functions.dependencies import DependencyTracker
@@ -196,5 +196,5 @@ def user_backward(cls: Any) -> Callable[..., Any]:
 
 def _shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
     with DisableTorchFunctionSubclass():
-        address = tensor.untyped_storage().data_ptr()
-        return any(other.untyped_storage().data_ptr() == address for other in others)
+        storage = storage_key(tensor)
+        return any(storage_key(other) == storage for other in others)

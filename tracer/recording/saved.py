@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import saved_tensors_hooks
+from ops_registry.torch_private import saved_tensors_hooks, storage_key
 from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
@@ -109,7 +109,7 @@ def saved_values(node: Node) -> tuple[Any, ...]:
     return saved
 
 
-#: The op that last wrote in place into a storage (by its address), the shape it wrote and the version it left; the latest 256.
+#: The op that last wrote in place into a storage, the shape it wrote and the version it left; the latest 256.
 _writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
 
 
@@ -117,9 +117,9 @@ def note_write(target: torch.Tensor, name: str) -> None:
     """Remember that the op has just written into ``target``, so that ``OverwrittenError`` can name the op that wrote."""
     if target.layout is not torch.strided:
         return
-    address = target.untyped_storage().data_ptr()
-    _writes[address] = (name, target.shape, target._version)
-    _writes.move_to_end(address)
+    storage = storage_key(target)
+    _writes[storage] = (name, target.shape, target._version)
+    _writes.move_to_end(storage)
     if len(_writes) > 256:
         _writes.popitem(last=False)
 
@@ -128,7 +128,7 @@ def last_write(tensor: torch.Tensor) -> str:
     """`` by mul_ of shape (2,)``, where that is known."""
     if tensor.layout is not torch.strided:
         return ""
-    name, shape, version = _writes.get(tensor.untyped_storage().data_ptr(), ("", torch.Size(), -1))
+    name, shape, version = _writes.get(storage_key(tensor), ("", torch.Size(), -1))
     return f" by {name}_ of shape {tuple(shape)}" if version == tensor._version else ""
 
 
