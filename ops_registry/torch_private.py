@@ -110,5 +110,8 @@ set_default_tensor_type: Callable[[Any], None] = torch._C._set_default_tensor_ty
 #: Where ``torch.set_default_device`` lists the functions that it gives a device.
 DeviceContexts: Any = torch.utils._device
 
+#: The ``__torch_function__`` of classes that answer no call; torch never calls it.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled

@@ -40,6 +40,7 @@ from tracer.recording.conversions import (
     unwrapping,
 )
 from tracer.recording.intercept import intercept
+from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, subclasses_of
 from tracer.tracked_tensor import HANDLERS, Tensor
 
 
@@ -89,6 +90,22 @@ CHANGES: tuple[Change, ...] = (
         "__torch_function__",
         refusing_tracked(NestedTensor.__torch_function__),
         "a nested tensor answers every call it takes part in: a tracked one beside it would lose its gradient in silence",
+    ),
+    Change(
+        torch.Tensor,
+        "__init_subclass__",
+        classmethod(init_subclass),
+        "a class with its own __torch_function__ would run calls with tracked tensors unrecorded: its gradient would be lost",
+    ),
+    *(
+        Change(
+            kind,
+            "__torch_function__",
+            let_meet(kind),
+            "as for classes to come: calls with tracked tensors are recorded",
+        )
+        for kind in subclasses_of(torch.Tensor)
+        if answers_calls(kind) and kind is not NestedTensor
     ),
     Change(
         TorchFunctions,

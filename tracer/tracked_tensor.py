@@ -309,7 +309,7 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
     """A tracked leaf that shares storage with ``tensor``; it requires grad if ``tensor`` does, unless ``requires_grad`` says so.
 
     Raises ``GradientArgumentError`` when ``requires_grad`` is asked for an integer or bool tensor, or ``tensor`` has a history;
-    ``UnsupportedError`` for a nested tensor.
+    ``UnsupportedError`` for a nested tensor, and for a subclass that works below torch's autograd (DTensor, fake tensors).
     """
     if tensor.is_nested:
         raise UnsupportedError(
@@ -321,9 +321,20 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
         raise GradientArgumentError(
             "track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach()."
         )
+    return _leaf(tensor, "track").requires_grad_(requires_grad)
+
+
+def _leaf(tensor: torch.Tensor, function: str) -> Tensor:
+    """A tracked tensor that shares storage with ``tensor`` and is no view of it."""
     with DisableTorchFunctionSubclass():
-        tracked: Any = torch.Tensor._make_subclass(Tensor, plain_alias(tensor))
-    return tracked.requires_grad_(requires_grad)
+        alias = plain_alias(tensor)
+        if type(alias) is not torch.Tensor:
+            raise UnsupportedError(
+                f"{function}() got a {type(alias).__module__}.{type(alias).__qualname__}, a class that works below torch's autograd "
+                f"(__torch_dispatch__) and cannot be tracked. Unwrap it, or leave all of it to torch's own autograd. For shapes alone, "
+                f"use the meta device."
+            )
+        return torch.Tensor._make_subclass(Tensor, alias)
 
 
 def tensor(
@@ -333,15 +344,16 @@ def tensor(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class."""
+    """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class.
+
+    Raises ``UnsupportedError`` for a tensor of a subclass that works below torch's autograd (DTensor, fake tensors).
+    """
     if isinstance(data, torch.Tensor):
         with DisableTorchFunctionSubclass():
             made = plain_alias(data).to(dtype=dtype, device=device, copy=True)
     else:
         made = torch.tensor(data, dtype=dtype, device=device)
-    with DisableTorchFunctionSubclass():
-        tracked: Any = torch.Tensor._make_subclass(Tensor, made)
-    return tracked.requires_grad_(requires_grad)
+    return _leaf(made, "tensor").requires_grad_(requires_grad)
 
 
 def _handlers() -> dict[Callable[..., Any], Callable[..., Any]]:

@@ -24,6 +24,7 @@ from tracer.node import CallNode
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.tracked_tensor import Tensor, plain_alias
 
 NO_KEYWORDS: dict[str, Any] = {}
@@ -84,8 +85,12 @@ def save_and_mark(
         return mark(result, node, bound[0])
     if not isinstance(result, tuple | list):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
+        if type(result) is not Tensor:
+            refuse_lost_history(rule.name, (result,), bound)
         return result
     listed, fresh = fresh_results(result, bound, NO_KEYWORDS)
+    if len(fresh) < len(listed):
+        refuse_lost_history(rule.name, listed, bound)
     constants = rule.constant_results
     wanted = [i for i in fresh if i not in constants]
     for i in fresh:
