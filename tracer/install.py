@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+import torch.masked
+import torch.multiprocessing
 
 from ops_registry.torch_private import (
     CheckpointFrame,
@@ -19,6 +22,7 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    module_apply,
     register_script_builtin,
     set_default_tensor_type,
 )
@@ -36,12 +40,14 @@ from tracer.recording.conversions import (
     knowing_replacements,
     new,
     new_tensor,
+    staying_tracked,
     typed_constructor,
     unwrapping,
 )
 from tracer.recording.intercept import intercept
-from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, subclasses_of
-from tracer.tracked_tensor import HANDLERS, Tensor
+from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
+from tracer.recording.swapping import swapping
+from tracer.tracked_tensor import HANDLERS, Tensor, reduce_between_processes
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,24 @@ CHANGES: tuple[Change, ...] = (
         )
         for kind in subclasses_of(torch.Tensor)
         if answers_calls(kind) and kind is not NestedTensor
+    ),
+    Change(
+        torch.masked.MaskedTensor,
+        "__new__",
+        staticmethod(refuse_masked(torch.masked.MaskedTensor.__new__)),
+        "it compares classes, and fails with a message about two classes of one name; the gradient would be lost in it",
+    ),
+    Change(
+        torch.nn.Module,
+        module_apply.__name__,
+        staying_tracked(module_apply),
+        "to_empty() replaces parameters by plain tensors: a tracked model would no longer be one, in silence",
+    ),
+    Change(
+        torch.utils,
+        "swap_tensors",
+        swapping(torch.utils.swap_tensors),
+        "it refuses tensors with a weak reference, and a leaf's node holds one; nor does it know our nodes",
     ),
     Change(
         TorchFunctions,
@@ -181,9 +205,10 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
 
 
 def install() -> None:
-    """Make the changes."""
+    """Make the changes, and tell Python how tracked tensors go from one process to another."""
     for change in CHANGES:
         setattr(change.owner, change.name, change.value)
         if change.script_name:
             register_script_builtin(change.value, change.script_name)
     HANDLERS.update(ANSWERED)
+    ForkingPickler.register(Tensor, reduce_between_processes)

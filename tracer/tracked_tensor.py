@@ -218,7 +218,9 @@ class Tensor(torch.Tensor):
             return memo[id(self)]
         if self._node is not None and not isinstance(self._node, Leaf):
             raise UnsupportedError(
-                f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."
+                f"only leaves can be deep-copied, and this tensor of shape {tuple(self.shape)} was made by {self._node.op}. Copy "
+                f"x.detach() instead. Where a module holds it since its last forward pass, as under the old torch.nn.utils.weight_norm "
+                f"and spectral_norm, use those of torch.nn.utils.parametrizations, or remove it before the copy (remove_weight_norm)."
             )
         with DisableTorchFunctionSubclass():
             twin = become_tracked(copy.deepcopy(plain_alias(self), memo))
@@ -242,6 +244,21 @@ class Tensor(torch.Tensor):
         elif self._node is not None:
             plain.requires_grad_()
         return plain.__reduce_ex__(protocol)
+
+
+def reduce_between_processes(tensor: Tensor) -> Any:
+    """How a tracked tensor is sent to another process, where its history cannot follow: it is the receiver that is told."""
+    if tensor.is_leaf:
+        return tensor.__reduce_ex__(None)
+    # Raised here, it would be printed by the thread that sends, and the receiver would wait for ever.
+    return _refuse_received, (tensor._node.op, tuple(tensor.shape))  # type: ignore[union-attr]
+
+
+def _refuse_received(op: str, shape: tuple[int, ...]) -> None:
+    raise UnsupportedError(
+        f"a tensor of shape {shape} with a history, made by {op}, was sent from another process (a DataLoader worker, a queue): no "
+        f"history crosses processes, and its gradient would be lost. Send x.detach(), or make it in this process (num_workers=0)."
+    )
 
 
 # Libraries pick their backend by the module of a tensor's class.

@@ -12,6 +12,7 @@ from torch.autograd.function import FunctionCtx
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
 from tracer.errors import FreedGraphError, FunctionError, OverwrittenError
 from tracer.node import Node
+from tracer.recording.saved import inference_error
 from tracer.recording.saved_hooks import Packed
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -57,6 +58,8 @@ class SavedTensor:
         self.position = position
         self.unrecorded = unrecorded
         with DisableTorchFunctionSubclass():
+            if tensor.is_inference():
+                raise inference_error(f"a Function or checkpoint ({name})", tensor)
             self.version = tensor._version
             self.alias: Any = plain_alias(tensor)
         # What is neither input nor output belongs to nobody else: it is held itself.

@@ -14,7 +14,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, EnableTorchFunction, TensorBase
-from tracer.tracked_tensor import Tensor, mark_as_parameter
+from tracer.tracked_tensor import Tensor, mark_as_parameter, tracked_alias
 
 
 def _has_history(value: Any) -> bool:
@@ -105,6 +105,27 @@ def knowing_replacements(constructors: Callable[[], set[Any]], originals: tuple[
         return constructors() | set(originals)
 
     return known
+
+
+class _Tracked:
+    """A function over parameters, which makes a tracked tensor of a tracked parameter also where torch's calls give a plain one."""
+
+    def __init__(self, function: Callable[[torch.Tensor], Any]) -> None:
+        self.function = function
+
+    def __call__(self, tensor: torch.Tensor) -> Any:
+        made = self.function(tensor)
+        return tracked_alias(made) if type(tensor) is Tensor and type(made) is torch.Tensor else made
+
+
+def staying_tracked(apply: Callable[..., torch.nn.Module]) -> Callable[..., torch.nn.Module]:
+    """``Module._apply``, which leaves tracked parameters tracked: ``to_empty`` makes new ones by ``empty_like``, in plain tensors."""
+
+    @functools.wraps(apply)
+    def applied(self: torch.nn.Module, fn: Callable[[torch.Tensor], Any], recurse: bool = True) -> torch.nn.Module:
+        return apply(self, fn if isinstance(fn, _Tracked) else _Tracked(fn), recurse)
+
+    return applied
 
 
 #: The names of torch's old constructors for one dtype; those of integers refuse a tensor that can require grad.

@@ -89,6 +89,22 @@ def init_subclass(cls: type, **kwargs: Any) -> None:
         cls.__torch_function__ = let_meet(cls)  # type: ignore[attr-defined]
 
 
+def refuse_masked(new: Callable[..., Any]) -> Callable[..., Any]:
+    """``MaskedTensor.__new__``, which refuses tracked tensors."""
+
+    @functools.wraps(new)
+    def made(cls: type, data: Any, mask: Any, *args: Any, **kwargs: Any) -> Any:
+        if type(data) is Tensor or type(mask) is Tensor:
+            raise UnsupportedError(
+                f"masked_tensor() got a tracked tensor (tracer.Tensor) of shape {tuple(data.shape)}: a MaskedTensor works below torch's "
+                f"autograd and can carry no history of ours. Use the functions of torch.masked with mask= on the tensor itself, "
+                f"torch.where(mask, x, 0), or x.data for a masked tensor without a gradient."
+            )
+        return new(cls, data, mask, *args, **kwargs)
+
+    return made
+
+
 def _listed(kinds: tuple[type, ...]) -> str:
     return " and ".join(f"a {kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
@@ -105,8 +121,8 @@ class _RecordedAllTheSame(TorchFunctionMode):
         target = args[0] if args else None
         if is_in_place(func) and isinstance(target, torch.Tensor) and type(target) not in (Tensor, torch.Tensor):
             raise UnsupportedError(
-                f"{qualified(func)}() writes a tracked tensor that requires grad into a {type(target).__qualname__}, which cannot carry its "
-                f"history. Use the out-of-place op, or write into a copy: x.as_subclass(torch.Tensor).clone()."
+                f"{qualified(func)}() writes a tracked tensor that requires grad into a {type(target).__qualname__}, which cannot carry "
+                f"its history. Use the out-of-place op, or write into a copy: x.as_subclass(torch.Tensor).clone()."
             )
         aliases: dict[int, torch.Tensor] = {}
         plain_args, plain_kwargs = _plain(args, aliases), _plain(kwargs, aliases)
