@@ -116,5 +116,8 @@ disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 #: What ``Module.to``, ``to_empty`` and their like go through: each parameter is given to a function, and replaced by what that returns.
 module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 
+#: How many ``TorchFunctionMode`` blocks are open in this thread.
+count_modes: Callable[[], int] = torch._C._len_torch_function_stack
+
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled

@@ -40,6 +40,7 @@ from tracer.recording.conversions import (
     knowing_replacements,
     new,
     new_tensor,
+    set_,
     staying_tracked,
     typed_constructor,
     unwrapping,
@@ -158,6 +159,7 @@ CHANGES: tuple[Change, ...] = (
         "torch.Tensor(x) is a view of x made unseen: its history would be cut",
     ),
     Change(torch.Tensor, "new", new, "x.new(y) is a view of y made unseen: its history would be cut"),
+    Change(torch.Tensor, "set_", set_, "x.set_(y) shares the memory of y unseen: its history would be cut"),
     Change(torch.Tensor, "as_subclass", as_subclass, "it makes a view unseen: the history would be cut"),
     *(
         Change(

@@ -178,11 +178,12 @@ class Tensor(torch.Tensor):
         return self
 
     def set_(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in torch, where the tensor has no history that the new memory would contradict; else ``InPlaceError``."""
-        if self._node is not None and torch.is_grad_enabled():
+        """As in torch, where no history would contradict the new memory, neither its own nor that of a source; else ``InPlaceError``."""
+        tensors = [t for t in (self, *args, *kwargs.values()) if type(t) is Tensor and t._node is not None]
+        if tensors and torch.is_grad_enabled():
             raise InPlaceError(
-                f"set_ gives other memory to a tensor of shape {tuple(self.shape)} that requires grad: its history would be that of "
-                f"values it no longer has. Call it under torch.no_grad(), or assign .data."
+                f"set_ gives other memory to a tensor, and one of shape {tuple(tensors[0].shape)} that requires grad takes part: a history "
+                f"would be that of values it no longer has, or be lost. Call it under torch.no_grad(), or assign .data."
             )
         with DisableTorchFunctionSubclass():
             TensorBase.set_(self, *args, **kwargs)

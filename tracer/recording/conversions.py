@@ -58,6 +58,11 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     return _recorded_alias(args[0]) if args and _has_history(args[0]) else made
 
 
+def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """``Tensor.set_``, which raises where a history would be lost, whichever of the tensors is tracked."""
+    return Tensor.set_(self, *args, **kwargs)  # type: ignore[arg-type]
+
+
 def asarray(
     obj: Tensor,
     *,

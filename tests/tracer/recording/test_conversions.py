@@ -12,6 +12,8 @@ import pytest
 import torch
 from support.leaves import leaf32
 
+import tracer
+
 CONVERSIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "as_subclass": lambda x: x.as_subclass(torch.Tensor),
     "as_subclass of a function": lambda x: torch.Tensor.as_subclass(x, torch.Tensor),
@@ -85,6 +87,16 @@ def test_torchs_own_refusals_stay() -> None:
         torch.Tensor(x, device="cpu")
     with pytest.raises(ValueError, match=r"can.t alias tensor"):
         torch.asarray(x, dtype=torch.float64, copy=False)
+
+
+@pytest.mark.parametrize("target", [lambda: torch.empty(0), lambda: tracer.tensor([0.0]), lambda: leaf32(1.0)])
+def test_set_raises_where_a_history_would_be_lost(target: Callable[[], torch.Tensor]) -> None:
+    x = leaf32(1.0, 2.0)
+    with pytest.raises(tracer.InPlaceError, match=r"set_ gives other memory.*torch\.no_grad"):
+        target().set_(x)
+    with torch.no_grad():
+        assert target().set_(x).tolist() == [1.0, 2.0]
+    assert torch.empty(0).set_(torch.ones(2)).tolist() == [1.0, 1.0]
 
 
 @pytest.mark.parametrize("name", ["FloatTensor", "DoubleTensor", "HalfTensor", "BFloat16Tensor"])
