@@ -168,7 +168,7 @@ CHANGES: tuple[Change, ...] = (
             typed_constructor(getattr(owner, name)),
             "torch.FloatTensor(x) and its like are views of x made unseen: the history would be cut",
         )
-        for owner in (torch, torch.cuda)
+        for owner in (torch, torch.cuda, torch.sparse, torch.cuda.sparse)
         for name in TYPED_CONSTRUCTORS
     ),
     Change(

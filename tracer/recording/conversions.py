@@ -28,6 +28,16 @@ def _recorded_alias(tensor: Tensor) -> Tensor:
         return torch.ops.aten.alias(tensor)
 
 
+def _recorded(args: tuple[Any, ...], made: torch.Tensor) -> torch.Tensor:
+    """What an old constructor made of ``args``, with the history of the tensor that it is a view of, or of its sparse values."""
+    if args and _has_history(args[0]):
+        return _recorded_alias(args[0])
+    if len(args) > 1 and _has_history(args[1]):
+        with EnableTorchFunction():
+            return torch.sparse_coo_tensor(*args)
+    return made
+
+
 def as_subclass(self: torch.Tensor, cls: type) -> Any:
     """``Tensor.as_subclass``, which keeps the history of a tracked tensor.
 
@@ -55,7 +65,7 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.new(...)``, torch's old constructor on a tensor: of a tracked tensor, a view of that with its history."""
     with DisableTorchFunctionSubclass():
         made = TensorBase.new(self, *args, **kwargs)
-    return _recorded_alias(args[0]) if args and _has_history(args[0]) else made
+    return _recorded(args, made)
 
 
 def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -150,8 +160,7 @@ class TypedConstructor(type):
         return cls.native.__name__
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        made = cls.native(*args, **kwargs)
-        return _recorded_alias(args[0]) if args and _has_history(args[0]) else made
+        return _recorded(args, cls.native(*args, **kwargs))
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.native)
@@ -170,7 +179,8 @@ def typed_constructor(native: Any) -> Any:
     """What is to stand in the place of ``native``, one of torch's old constructors for one dtype."""
     # torch reads the whole name of a class that says what a tensor is to be converted to: x.type(torch.FloatTensor).
     name = f"{native.__module__}.{native.__name__}"
-    return TypedConstructor(name, (), {"native": native, "__module__": native.__module__})
+    own = {"native": native, "__module__": native.__module__, "__qualname__": native.__name__}
+    return TypedConstructor(name, (), own)
 
 
 def unwrapping(set_default: Callable[[Any], None]) -> Callable[[Any], None]:

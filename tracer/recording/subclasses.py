@@ -79,14 +79,17 @@ def answers_calls(kind: type) -> bool:
 
 def subclasses_of(kind: type) -> list[type]:
     """All classes that are there by now and derive from ``kind``."""
-    return [k for direct in type.__subclasses__(kind) for k in (direct, *subclasses_of(direct))]
+    found: list[type] = []
+    for direct in kind.__subclasses__():
+        found += [direct, *subclasses_of(direct)]
+    return found
 
 
-def init_subclass(cls: type, **kwargs: Any) -> None:
+def init_subclass(cls: Any, /, **kwargs: Any) -> None:
     """``__init_subclass__`` of ``torch.Tensor``: a class made from now on meets tracked tensors too."""
     super(torch.Tensor, cls).__init_subclass__(**kwargs)
     if answers_calls(cls):
-        cls.__torch_function__ = let_meet(cls)  # type: ignore[attr-defined]
+        cls.__torch_function__ = let_meet(cls)
 
 
 def refuse_masked(new: Callable[..., Any]) -> Callable[..., Any]:

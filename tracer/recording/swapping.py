@@ -7,6 +7,7 @@ for the swap, and each leaf gets a new node after it.
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable
 
 import torch
@@ -16,6 +17,9 @@ from tracer.errors import UnsupportedError
 from tracer.node import Leaf
 from tracer.recording.parents import forget_adopted
 from tracer.tracked_tensor import Tensor
+
+#: A weak reference to a tensor that is gone.
+_NO_TENSOR: weakref.ref[torch.Tensor] = weakref.ref(torch.empty(0))
 
 
 def swapping(swap: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[torch.Tensor, torch.Tensor], None]:
@@ -29,7 +33,7 @@ def swapping(swap: Callable[[torch.Tensor, torch.Tensor], None]) -> Callable[[to
         leaves = [_leaf_of(tensor) for tensor in tensors]
         for leaf in leaves:
             if leaf is not None:
-                leaf.tensor = _nothing
+                leaf.tensor = _NO_TENSOR
         try:
             swap(t1, t2)
         except RuntimeError:
@@ -63,10 +67,6 @@ def _leaf_of(tensor: torch.Tensor) -> Leaf | None:
     """The node of a leaf, ours or adopted; None for any other tensor."""
     node = tensor._node if type(tensor) is Tensor else forget_adopted(tensor)
     return node if isinstance(node, Leaf) else None
-
-
-def _nothing() -> None:
-    return None
 
 
 def _renew(tensor: torch.Tensor, leaf: Leaf) -> None:

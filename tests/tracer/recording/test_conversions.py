@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -64,6 +65,17 @@ def test_a_constructor_shares_memory_as_in_torch(construct: Any) -> None:
     assert x.tolist() == [3.0, 6.0] and x.grad_fn is not None
 
 
+def test_the_old_sparse_constructors_keep_the_history_of_the_values() -> None:
+    x, indices = leaf32(1.0, 2.0), torch.tensor([[0, 2]])
+    for made in (
+        torch.sparse.FloatTensor(indices, x * 2, (3,)),
+        torch.sparse_coo_tensor(indices, torch.ones(2), (3,)).new(indices, x * 2, (3,)),
+    ):
+        assert made.layout is torch.sparse_coo and made.requires_grad
+        (made.to_dense().sum() + 0 * x.sum()).backward()
+    assert x.grad is not None and x.grad.tolist() == [4.0, 4.0]
+
+
 def test_no_history_is_made_where_none_is_wanted() -> None:
     x = leaf32(1.0)
     with torch.no_grad():
@@ -109,6 +121,7 @@ def test_the_old_constructors_are_the_classes_they_were(name: str) -> None:
     assert made.dtype is kind.dtype and torch.ones(1).type(kind).dtype is kind.dtype
     assert made.type() == f"torch.{name}"
     assert kind([1.0, 2.0]).tolist() == [1.0, 2.0]
+    assert pickle.loads(pickle.dumps(kind)) is kind
 
 
 def test_default_tensor_types_may_still_be_set() -> None:
