@@ -55,7 +55,13 @@ def meet(func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...
 
 def let_meet(kind: type) -> Any:
     """What is to be the ``__torch_function__`` of another class, whose own it calls: ``meet`` where a tracked tensor is in the call."""
-    theirs = vars(kind)["__torch_function__"]
+    own = vars(kind)["__torch_function__"]
+
+    def bound(cls: type, *call: Any) -> Any:
+        return own.__get__(None, cls)(*call)
+
+    # torch's compiler follows the function of a class method, and nothing that binds one.
+    theirs = own.__func__ if isinstance(own, classmethod) else bound
 
     def met(
         cls: type,
@@ -66,7 +72,7 @@ def let_meet(kind: type) -> Any:
     ) -> Any:
         if Tensor in types:
             return meet(func, types, args, kwargs or {})
-        return theirs.__get__(None, cls)(func, types, args, kwargs)
+        return theirs(cls, func, types, args, kwargs)
 
     return classmethod(met)
 
@@ -80,7 +86,8 @@ def answers_calls(kind: type) -> bool:
 def subclasses_of(kind: type) -> list[type]:
     """All classes that are there by now and derive from ``kind``."""
     found: list[type] = []
-    for direct in kind.__subclasses__():
+    below: list[type] = kind.__subclasses__()
+    for direct in below:
         found += [direct, *subclasses_of(direct)]
     return found
 
