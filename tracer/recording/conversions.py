@@ -28,13 +28,14 @@ def _recorded_alias(tensor: Tensor) -> Tensor:
         return torch.ops.aten.alias(tensor)
 
 
-def _recorded(args: tuple[Any, ...], made: torch.Tensor) -> torch.Tensor:
-    """What an old constructor made of ``args``, with the history of the tensor that it is a view of, or of its sparse values."""
-    if args and _has_history(args[0]):
-        return _recorded_alias(args[0])
-    if len(args) > 1 and _has_history(args[1]):
+def _recorded(args: tuple[Any, ...], kwargs: dict[str, Any], made: torch.Tensor) -> torch.Tensor:
+    """What an old constructor made of its arguments, with the history of the tensor that it is a view of, or of its sparse values."""
+    other = args[0] if args else kwargs.get("other")
+    if _has_history(other):
+        return _recorded_alias(other)
+    if _has_history(args[1] if len(args) > 1 else kwargs.get("values")):
         with EnableTorchFunction():
-            return torch.sparse_coo_tensor(*args)
+            return torch.sparse_coo_tensor(*args, **kwargs)
     return made
 
 
@@ -54,10 +55,11 @@ def new_tensor(*args: Any, **kwargs: Any) -> Any:
 
     ``args`` begin with the class: torch's compiler compares signatures here, and lets no other pass.
     """
-    if len(args) > 1 and _has_history(args[1]):
+    other = args[1] if len(args) > 1 else kwargs.get("other")
+    if _has_history(other):
         with DisableTorchFunctionSubclass():
             TensorBase.__new__(torch.Tensor, *args[1:], **kwargs)  # raises where torch does
-        return as_subclass(args[1], args[0])
+        return as_subclass(other, args[0])
     return TensorBase.__new__(*args, **kwargs)
 
 
@@ -65,7 +67,7 @@ def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
     """``Tensor.new(...)``, torch's old constructor on a tensor: of a tracked tensor, a view of that with its history."""
     with DisableTorchFunctionSubclass():
         made = TensorBase.new(self, *args, **kwargs)
-    return _recorded(args, made)
+    return _recorded(args, kwargs, made)
 
 
 def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -160,7 +162,7 @@ class TypedConstructor(type):
         return cls.native.__name__
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return _recorded(args, cls.native(*args, **kwargs))
+        return _recorded(args, kwargs, cls.native(*args, **kwargs))
 
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, cls.native)

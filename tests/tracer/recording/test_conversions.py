@@ -36,6 +36,9 @@ CONVERSIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "BFloat16Tensor": lambda x: torch.BFloat16Tensor(x.bfloat16()),
     "new": lambda x: x.new(x),
     "new of a plain tensor": lambda x: torch.ones(1).new(x),
+    "Tensor by name": lambda x: torch.Tensor(other=x),  # type: ignore[call-arg]
+    "FloatTensor by name": lambda x: torch.FloatTensor(other=x),
+    "new by name": lambda x: x.new(other=x),
     "type": lambda x: x.type(torch.DoubleTensor),
     "type by name": lambda x: x.type("torch.DoubleTensor"),
 }
@@ -69,11 +72,12 @@ def test_the_old_sparse_constructors_keep_the_history_of_the_values() -> None:
     x, indices = leaf32(1.0, 2.0), torch.tensor([[0, 2]])
     for made in (
         torch.sparse.FloatTensor(indices, x * 2, (3,)),
+        torch.sparse.FloatTensor(indices=indices, values=x * 2, size=(3,)),
         torch.sparse_coo_tensor(indices, torch.ones(2), (3,)).new(indices, x * 2, (3,)),
     ):
         assert made.layout is torch.sparse_coo and made.requires_grad
         (made.to_dense().sum() + 0 * x.sum()).backward()
-    assert x.grad is not None and x.grad.tolist() == [4.0, 4.0]
+    assert x.grad is not None and x.grad.tolist() == [6.0, 6.0]
 
 
 def test_no_history_is_made_where_none_is_wanted() -> None:

@@ -100,6 +100,16 @@ def test_their_leaves_get_their_gradient(kind: Any) -> None:
     torch.testing.assert_close(w.grad, values().sum(0))
 
 
+@pytest.mark.parametrize("bases", [(torch.nn.Parameter,), (RunsBelow, torch.nn.Parameter)], ids=["silent", "answering"])
+def test_native_parameters_of_a_class_of_their_own(bases: tuple[type, ...]) -> None:
+    kind: Any = type("Own", bases, {})
+    weight = torch.Tensor._make_subclass(kind, torch.tensor([[2.0, 3.0]]), True)
+    x = leaf32(1.0, 2.0)
+    (F.linear(x, weight).sum() + 0 * x.sum()).backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 3.0]
+    assert weight.grad is not None and weight.grad.tolist() == [[1.0, 2.0]]
+
+
 def test_without_a_gradient_the_result_is_theirs() -> None:
     x, w = torch.ones(1).as_subclass(HandsOn), leaf32(2.0)
     with torch.no_grad():
