@@ -170,6 +170,7 @@ CHANGES: tuple[Change, ...] = (
         )
         for owner in (torch, torch.cuda, torch.sparse, torch.cuda.sparse)
         for name in TYPED_CONSTRUCTORS
+        if hasattr(owner, name)
     ),
     Change(
         torch._C,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from support.leaves import leaf32
-from support.subclasses import MEETING, Dispatches, HandsOn, Refuses, RunsBelow, of_class
+from support.subclasses import MEETING, Dispatches, Duck, HandsOn, Refuses, RunsBelow, of_class
 
 import nn
 import tracer
@@ -28,6 +28,11 @@ CALLS: dict[str, Callable[[Any, Any], torch.Tensor]] = {
     "several results": lambda x, w: torch.stack(torch.broadcast_tensors(x, w)).prod(0),
     "a function that torch writes in Python": lambda x, w: F.cosine_similarity(x, w.expand(2, 3), 1),
     "a layer norm": lambda x, w: F.layer_norm(x, (3,), w, w),
+    "a choice": lambda x, w: torch.where(x > 0, w, x),
+    "a loss": lambda x, w: F.cross_entropy(x * w, torch.tensor([0, 1])),
+    "its dtype and shape alone": lambda x, w: w.type_as(x).expand_as(x),
+    "a write of it into ours": lambda x, w: (w * 1).add_(x[0]),
+    "iteration": lambda x, w: torch.stack([row * w for row in x]),
     "a call without a rule of its own": lambda x, w: torch.addcmul(x, w, w),
     "after another call": lambda x, w: torch.add(torch.mul(x, w), x),
 }
@@ -38,7 +43,7 @@ def values() -> torch.Tensor:
 
 
 @pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-@pytest.mark.parametrize("kind", MEETING)
+@pytest.mark.parametrize("kind", [kind for kind in MEETING if kind is not Duck])
 def test_the_gradient_is_torchs(kind: Any, call: Callable[[Any, Any], torch.Tensor]) -> None:
     native = torch.tensor([0.3, -0.7, 1.1], requires_grad=True)
     expected = call(values(), native)
@@ -55,6 +60,12 @@ def test_the_gradient_is_torchs(kind: Any, call: Callable[[Any, Any], torch.Tens
             gradient = w.grad
         torch.testing.assert_close(made.detach(), expected.detach(), check_dtype=True)
         torch.testing.assert_close(gradient, native.grad)
+
+
+def test_what_is_no_tensor_answers_as_before() -> None:
+    w = leaf32(0.3, -0.7, 1.1)
+    (torch.mul(Duck(values()), w) + torch.mul(w, Duck(values()))).sum().backward()
+    torch.testing.assert_close(w.grad, 2 * values().sum(0))
 
 
 @pytest.mark.parametrize("kind", MEETING)
