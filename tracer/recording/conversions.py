@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
@@ -17,7 +17,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, EnableTorch
 from tracer.tracked_tensor import Tensor, mark_as_parameter, tracked_alias
 
 
-def _has_history(value: Any) -> bool:
+def _has_history(value: Any) -> TypeGuard[Tensor]:
     """Whether a conversion of ``value`` is to be recorded."""
     return type(value) is Tensor and value._node is not None and torch.is_grad_enabled()
 
@@ -46,7 +46,7 @@ def as_subclass(self: torch.Tensor, cls: type) -> Any:
     """
     if not _has_history(self):
         return TensorBase.as_subclass(self, cls)
-    alias = _recorded_alias(self)  # type: ignore[arg-type]
+    alias = _recorded_alias(self)
     return mark_as_parameter(alias) if issubclass(cls, torch.nn.Parameter) else alias
 
 
