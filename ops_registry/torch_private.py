@@ -116,6 +116,9 @@ disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 #: What ``Module.to``, ``to_empty`` and their like go through: each parameter is given to a function, and replaced by what that returns.
 module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 
+#: What ``Module.load_state_dict`` calls for each submodule: with ``assign=True`` it makes new parameters.
+module_load: Callable[..., None] = torch.nn.Module._load_from_state_dict
+
 #: How many ``TorchFunctionMode`` blocks are open in this thread.
 count_modes: Callable[[], int] = torch._C._len_torch_function_stack
 

@@ -23,6 +23,7 @@ from ops_registry.torch_private import (
     SingleLevelFunction,
     TorchFunctions,
     module_apply,
+    module_load,
     register_script_builtin,
     set_default_tensor_type,
 )
@@ -38,6 +39,7 @@ from tracer.recording.conversions import (
     asarray,
     converting,
     knowing_replacements,
+    loading_tracked,
     new,
     new_tensor,
     set_,
@@ -125,6 +127,12 @@ CHANGES: tuple[Change, ...] = (
         module_apply.__name__,
         staying_tracked(module_apply),
         "to_empty() replaces parameters by plain tensors: a tracked model would no longer be one, in silence",
+    ),
+    Change(
+        torch.nn.Module,
+        module_load.__name__,
+        loading_tracked(module_load),
+        "load_state_dict(assign=True) replaces parameters by plain ones: a tracked model would no longer be one, in silence",
     ),
     Change(
         torch.utils,
