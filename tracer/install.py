@@ -39,15 +39,14 @@ from tracer.recording.conversions import (
     asarray,
     converting,
     knowing_replacements,
-    loading_tracked,
     new,
     new_tensor,
     set_,
-    staying_tracked,
     typed_constructor,
     unwrapping,
 )
 from tracer.recording.intercept import intercept
+from tracer.recording.module_parameters import loading_tracked, staying_tracked
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
 from tracer.recording.swapping import swapping
 from tracer.tracked_tensor import HANDLERS, Tensor, reduce_between_processes
