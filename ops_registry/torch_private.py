@@ -124,3 +124,27 @@ count_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
+
+_functorch = torch._C._functorch
+
+#: The wrappers of ``torch.func``: a tensor that stands for a batch of them inside ``torch.vmap``, or that ``torch.func.grad`` follows.
+is_batched: Callable[[torch.Tensor], bool] = _functorch.is_batchedtensor
+is_followed: Callable[[torch.Tensor], bool] = _functorch.is_gradtrackingtensor
+batch_level_of: Callable[[torch.Tensor], int] = _functorch.maybe_get_level
+batch_dim_of: Callable[[torch.Tensor], int] = _functorch.maybe_get_bdim
+unwrapped: Callable[[torch.Tensor], torch.Tensor] = _functorch.get_unwrapped
+#: ``add_batch_dim(tensor, dim, level)``: ``dim`` of ``tensor`` is the batch of that level.
+add_batch_dim: Callable[[torch.Tensor, int, int], torch.Tensor] = _functorch._add_batch_dim
+
+#: The modules where ``torch.func`` looks up its own parts at every call, however its public functions were bound.
+vmap_parts: Any = torch._functorch.vmap
+transform_parts: Any = torch._functorch.eager_transforms
+
+#: Where ``Function.apply`` goes inside a transform, and what a Function's ``vmap`` method is told.
+custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
+VmapInfo: Any = torch._functorch.autograd_function.VmapInfo
+
+
+def randomness_of_level() -> str:
+    """What the innermost ``torch.vmap`` was told about random numbers: "error", "different" or "same"."""
+    return torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter().randomness()

@@ -32,6 +32,7 @@ FLOORS = {
         ("__init__",),
         ("checks",),
         ("install",),
+        ("func",),
         ("backprop",),
         ("functions",),
         ("recording",),

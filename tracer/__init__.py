@@ -3,6 +3,7 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tracer import func
 from tracer.backprop.api import backward, grad
 from tracer.errors import (
     FreedGraphError,
@@ -17,6 +18,7 @@ from tracer.errors import (
     OverwrittenError,
     SavedTensorHookError,
     SecondDerivativeError,
+    TransformError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -49,6 +51,7 @@ __all__ = [
     "SavedTensorHookError",
     "SecondDerivativeError",
     "Tensor",
+    "TransformError",
     "UnsupportedError",
     "UnusedInputError",
     "backward",
@@ -56,6 +59,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "fallback",
+    "func",
     "grad",
     "gradcheck",
     "gradgradcheck",

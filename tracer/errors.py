@@ -41,6 +41,10 @@ class InPlaceError(GlassgradError):
     """An in-place write that torch forbids, or one whose effect on the recorded history is not supported."""
 
 
+class TransformError(GlassgradError):
+    """A transform (``tracer.func``, ``torch.func``) was given what it cannot differentiate, or a structure that does not fit."""
+
+
 class OutArgumentError(GlassgradError):
     """``out=`` with a tensor that requires grad: the write would not be part of any history."""
 

@@ -22,14 +22,19 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    custom_function_call,
     module_apply,
     module_load,
     register_script_builtin,
     set_default_tensor_type,
+    transform_parts,
+    vmap_parts,
 )
 from tracer.backprop.api import backward, backward_of, grad
+from tracer.func.handover import TRANSFORMS
+from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
-from tracer.functions.function import apply
+from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
 from tracer.recording.conversions import (
@@ -191,6 +196,22 @@ CHANGES: tuple[Change, ...] = (
         knowing_replacements(DeviceContexts._device_constructors, _ORIGINALS),
         "torch.set_default_device knows torch's constructors by identity, and is told of the one behind each replacement",
     ),
+    Change(
+        vmap_parts,
+        "_flat_vmap",
+        flat_vmap,
+        "what every form of torch.vmap comes to: it would hide the history of tracked tensors inside its wrappers",
+    ),
+    *(
+        Change(
+            transform_parts,
+            name,
+            transform,
+            "torch.func follows derivatives in wrappers that interception does not see: with tracked tensors they would be lost",
+        )
+        for name, transform in TRANSFORMS.items()
+    ),
+    Change(torch.func, "linearize", TRANSFORMS["linearize"], "the public name of the same function"),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(
         Change(
@@ -211,6 +232,7 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.autograd.grad: grad,
     _asarray: asarray,
     _as_tensor: as_tensor,
+    custom_function_call: apply_in_transform,
 }
 
 

@@ -28,7 +28,7 @@ Versions = Sequence[tuple[torch.Tensor, int]]
 class Extras:
     """What only some nodes have. A node that has one of these is visited in the general lane of a sweep."""
 
-    __slots__ = ("hooks", "line", "outputs", "packed", "post_hooks", "removed", "retain")
+    __slots__ = ("hooks", "level", "line", "outputs", "packed", "post_hooks", "removed", "retain")
 
     def __init__(self) -> None:
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
@@ -43,6 +43,8 @@ class Extras:
         self.packed = False
         #: The user has taken the node out of its graph.
         self.removed = False
+        #: The level of ``torch.vmap`` in which the node was recorded, once that has ended.
+        self.level: Any = None
 
 
 class Node:

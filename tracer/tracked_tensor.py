@@ -26,7 +26,7 @@ _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
-_OWN = frozenset({"_node", "_views", "_write_ban"})
+_OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
 
 
 class Tensor(torch.Tensor):

@@ -16,6 +16,7 @@ from ops_registry.rules.dropout import drop, times_mask
 from ops_registry.shared.optional import total
 from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
+from ops_registry.torch_private import is_batched
 
 aten = torch.ops.aten
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -64,6 +65,8 @@ def takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa
         return False
     if not (query.numel() and key.numel() and value.numel()):
         return False  # it divides by the sizes, and would end the process
+    if is_batched(query) or is_batched(key) or is_batched(value):
+        return False  # inside torch.vmap the choice cannot be asked for
     choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return choice == SDPBackend.FLASH_ATTENTION.value
 

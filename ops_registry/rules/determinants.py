@@ -9,6 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj
+from ops_registry.shared.decisions import everywhere
 from ops_registry.shared.recorded import recorded
 
 
@@ -72,7 +73,7 @@ def moved_cofactors_matrix(grad, matrix, direction):
     # With B = A⁻¹ the second derivative is det A (tr BE tr BF - tr BEBF). Its derivative loses twice the digits that
     # the condition number takes, all of them at a singular matrix.
     limit = torch.finfo(matrix.dtype).eps ** (-1 / 3)
-    if not (torch.linalg.cond(matrix.detach()) <= limit).all():  # of a zero matrix it is nan
+    if not everywhere(torch.linalg.cond(matrix.detach()) <= limit):  # of a zero matrix it is nan
         raise UnsupportedCallError(
             f"det: its third derivative needs a matrix whose condition number is below {limit:.0f}"
         )

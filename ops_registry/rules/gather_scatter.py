@@ -6,6 +6,7 @@ from ops_registry.declare import passes_through
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
 from ops_registry.shared.conjugate import conj
+from ops_registry.shared.decisions import anywhere
 from ops_registry.shared.dimensions import fit
 from ops_registry.shared.masks import zeros_and_ones
 from ops_registry.shared.picking import add_at
@@ -109,7 +110,7 @@ def _prod(grad, input, dim, index, src, include_self, result, wants):
     if wants[1]:
         zero = src == 0
         zeros = grad.new_zeros(grad.shape).scatter_add(dim, index, zero.to(grad.dtype)).gather(dim, index)
-        if recorded() and bool((zeros > 1).any()):
+        if recorded() and anywhere(zeros > 1):
             raise UnsupportedCallError(
                 "scatter_reduce/index_reduce 'prod': there is no rule for the second derivative where two zeros of the "
                 "source meet in one place. Do without create_graph, or keep the zeros apart."

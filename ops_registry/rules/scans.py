@@ -14,7 +14,7 @@ aten = torch.ops.aten
 
 @backward(torch.cumsum)
 def cumsum(grad, dim):
-    return grad.flip(dim).cumsum(dim).flip(dim)
+    return grad if grad.dim() == 0 else grad.flip(dim).cumsum(dim).flip(dim)
 
 
 def backward_recurrence(term, factor, dim):

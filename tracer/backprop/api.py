@@ -9,10 +9,12 @@ import torch
 from torch.overrides import handle_torch_function
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_modes, is_torch_function_enabled
+from tracer.backprop.batched import carry_batch
 from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.sweep import Sweep
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
 from tracer.node import Node
+from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor
 
@@ -33,6 +35,10 @@ def backward(
     missing or ill-fitting gradient, ``FreedGraphError`` on a second pass without ``retain_graph``. Whatever is raised, ``.grad`` of every
     leaf is as it was before (leaves with a post-accumulate hook excepted: their hook has run).
     """
+    if levels.open:
+        raise UnsupportedError(
+            "backward() was called inside torch.vmap, where leaves cannot be filled. Use tracer.func.grad or torch.autograd.grad there."
+        )
     outputs = _as_tuple(tensors)
     wanted = None if inputs is None else _as_tuple(inputs)
     if wanted is not None and not wanted:
@@ -87,8 +93,9 @@ def grad(
     """The gradients of ``outputs`` with respect to ``inputs``; ``torch.autograd.grad``.
 
     Only the part of the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts
-    cotangents: each is swept in turn, and the gradients are stacked. Raises what ``backward`` raises, and ``UnusedInputError`` for an input
-    that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
+    cotangents: one sweep carries them all; where a rule cannot be vmapped each is swept in turn. Raises what ``backward`` raises, and
+    ``UnusedInputError`` for an input that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads``
+    (then zeros).
     """
     if materialize_grads and allow_unused is False:
         raise GradientArgumentError(
@@ -137,27 +144,21 @@ def _batched(
             f"is_grads_batched=True takes grad_outputs whose first dimension counts cotangents, one size throughout; got shapes "
             f"{[None if g is None else tuple(g.shape) for g in given]}"
         )
-    (size,) = sizes
-    rows = [
-        grad(
+    wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
+
+    def sweep(cotangents: Sequence[torch.Tensor | None], retain: bool) -> tuple[torch.Tensor | None, ...]:
+        return grad(
             outputs,
-            inputs,
-            [None if g is None else g[i] for g in given],
-            retain_graph or i + 1 < size,
+            wanted,
+            cotangents,
+            retain,
             create_graph,
             allow_unused=allow_unused,
             materialize_grads=materialize_grads,
         )
-        for i in range(size)
-    ]
-    if isinstance(inputs, dict):
-        return {k: _stacked([row[k] for row in rows]) for k in inputs}  # type: ignore[return-value]
-    return tuple([_stacked(list(column)) for column in zip(*rows, strict=True)])
 
-
-def _stacked(rows: list[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [row for row in rows if row is not None]
-    return torch.stack(present) if present else None
+    results = carry_batch(sweep, given, retain_graph)
+    return dict(zip(inputs, results, strict=True)) if isinstance(inputs, dict) else results  # type: ignore[return-value]
 
 
 def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:

@@ -29,6 +29,7 @@ from tracer.errors import FreedGraphError, UnsupportedError
 from tracer.graph import backward_order
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat, tensors_in
+from tracer.recording.levels import levels
 from tracer.recording.saved import reattach, release, saved_values
 from tracer.recording.saved_hooks import one_sweep
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -45,6 +46,8 @@ class Sweep:
     def __init__(self, *, keep_graph: bool, create_graph: bool) -> None:
         self.keep_graph = keep_graph
         self.create_graph = create_graph
+        #: Inside a level of torch.vmap one gradient may stand for a batch, and another not: nothing is added in place there.
+        self.in_level = bool(levels.open)
         #: Gradients that have arrived at a node that was not visited yet (a tuple of them for a call with several results).
         self.grads: dict[Node, Any] = {}
         #: Nodes that a rule answered None for: as in torch their gradient is zero, not missing. No memory is spent on it on the way.
@@ -80,6 +83,28 @@ class Sweep:
         order = backward_order(list(self.grads))
         self.targets = targets
         self.needed = None if targets is None else _nodes_needed_for(targets, order, through_bridges)
+        self._visit_all(order)
+        return self.found
+
+    def run_inside(
+        self, roots: Iterable[tuple[Node, torch.Tensor]], inside: list[Node], limits: list[Node]
+    ) -> dict[Node, torch.Tensor]:
+        """Carry the gradients of ``roots`` back through the nodes ``inside`` (newest first), and return those that reached ``limits``."""
+        for node, grad in roots:
+            self._add(node, grad)
+            self.device = grad.device
+        self.targets = set(limits)
+        self.needed = {*inside, *limits}
+        self._visit_all(inside)
+        for node in limits:
+            grad = self.grads.pop(node, None)
+            if grad is None and node in self.zero and node.shape is not None:
+                grad = torch.zeros(node.shape, dtype=node.dtype, device=self.device)
+            if grad is not None:
+                self.found[node] = grad
+        return self.found
+
+    def _visit_all(self, order: list[Node]) -> None:
         mode = torch.is_grad_enabled()
         set_grad_enabled(self.create_graph)
         try:
@@ -87,13 +112,12 @@ class Sweep:
                 self._visit(order)
         finally:
             set_grad_enabled(mode)
-        return self.found
 
     def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912
         grads, zero, owned = self.grads, self.zero, self.owned
         take = grads.pop
         keep_graph = self.keep_graph
-        fast = self.fast and self.needed is None and not self.create_graph
+        fast = self.fast and self.needed is None and not self.create_graph and not self.in_level
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind in a sweep that is neither recorded nor aimed.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -310,7 +334,7 @@ class Sweep:
             before.add_(grad)
         else:
             total = self.grads[node] = plus(before, grad)
-            if not self.create_graph and total.layout is torch.strided:
+            if not self.create_graph and not self.in_level and total.layout is torch.strided:
                 self.owned.add(node)
 
     def _gather_output(self, node: Output, grad: torch.Tensor) -> None:

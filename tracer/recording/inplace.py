@@ -13,9 +13,10 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tenso
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node
+from tracer.recording.levels import is_argument, levels, physical
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
 from tracer.recording.saved import Saved, note_write, pack_saved, save, save_unpacked
-from tracer.recording.views import prepare, rebase, rewrite, write_ban, written_unrecorded
+from tracer.recording.views import base_of, prepare, rebase, rewrite, write_ban, written_unrecorded
 from tracer.tracked_tensor import Tensor, plain_alias
 
 #: Ops that change how a tensor looks at its memory and write nothing into it.
@@ -103,6 +104,8 @@ def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: t
     results = [
         v for v, source in zip(values, plan.sources, strict=True) if source is not None and source <= FROM_RESULT
     ]
+    if levels.open:
+        results = [physical(r) for r in results if isinstance(r, torch.Tensor)]
     versions = [(t, t._version if any(t is r for r in results) else version) for t, version in versions]
     return values, versions, False
 
@@ -110,13 +113,18 @@ def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: t
 def check_write(target: torch.Tensor, name: str) -> None:
     """Raise ``InPlaceError`` where torch forbids the write."""
     node = getattr(target, "_node", None)
-    base: Any = target._base
+    base: Any = base_of(target)
     if isinstance(node, Leaf) or (type(target) is not Tensor and target.requires_grad):
         raise InPlaceError(
             f"{name}_ writes into a leaf of shape {tuple(target.shape)} that requires grad: its gradient would be that of a value it "
             f"no longer has. Write under torch.no_grad(), or into a copy."
         )
     stored = target if base is None else base
+    if levels.open and is_argument(stored):
+        raise UnsupportedError(
+            f"{name}_ writes into an argument, of shape {tuple(target.shape)}, of a function under torch.vmap: what lies outside would not "
+            f"know of it. Write into a clone, and return it."
+        )
     if stored.layout is not torch.strided:
         raise UnsupportedError(
             f"{name}_ writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "

@@ -12,6 +12,7 @@ from ops_registry.torch_private import saved_tensors_hooks, storage_key
 from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
+from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -57,7 +58,10 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
 
 def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
     """As ``save``, whatever saved-tensor hooks are set: for a call that is about to write, and packs later."""
-    return NOTHING if plan.gather is None else _aliased(plan, plan.gather(bound, result, {}))
+    if plan.gather is None:
+        return NOTHING
+    values, versions, packed = _aliased(plan, plan.gather(bound, result, {}))
+    return values, physical_versions(versions) if levels.open else versions, packed
 
 
 def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
@@ -116,6 +120,8 @@ def saved_values(node: Node) -> tuple[Any, ...]:
             f"backward reached {describe_node(node)} a second time: what it had saved was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
+    if levels.open:
+        saved = translated(node, saved)
     if node.packed:
         return unpack_nest(saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
@@ -137,6 +143,8 @@ def note_write(target: torch.Tensor, name: str) -> None:
     """Remember that the op has just written into ``target``, so that ``OverwrittenError`` can name the op that wrote."""
     if target.layout is not torch.strided:
         return
+    if levels.open:
+        target = physical(target)
     storage = storage_key(target)
     _writes[storage] = (name, target.shape, version_of(target))
     _writes.move_to_end(storage)
