@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nested._internal.nested_tensor
+import torch.utils._device
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -61,6 +62,14 @@ def storage_use_count(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata) - 1
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells the storage of ``tensor`` from all others that are alive.
+
+    The address of its data does not: it is 0 for every meta tensor and every fake one, and for every empty one.
+    """
+    return tensor.untyped_storage()._cdata
+
+
 #: ``saved_tensors_hooks(False)`` is the innermost pair of hooks that the user has set (``torch.autograd.graph.saved_tensors_hooks``), or
 #: None; torch offers no public way to ask.
 saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
@@ -101,6 +110,24 @@ def onednn_takes_bfloat16() -> bool:
     supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
     return supported is not None and supported()
 
+
+#: What ``torch.set_default_tensor_type`` calls: it takes none but torch's own classes of tensor types.
+set_default_tensor_type: Callable[[Any], None] = torch._C._set_default_tensor_type
+
+#: Where ``torch.set_default_device`` lists the functions that it gives a device.
+DeviceContexts: Any = torch.utils._device
+
+#: The ``__torch_function__`` of classes that answer no call; torch never calls it.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+#: What ``Module.to``, ``to_empty`` and their like go through: each parameter is given to a function, and replaced by what that returns.
+module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
+
+#: What ``Module.load_state_dict`` calls for each submodule: with ``assign=True`` it makes new parameters.
+module_load: Callable[..., None] = torch.nn.Module._load_from_state_dict
+
+#: How many ``TorchFunctionMode`` blocks are open in this thread.
+count_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled

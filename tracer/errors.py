@@ -33,6 +33,10 @@ class OverwrittenError(GlassgradError):
     """A tensor saved for backward was overwritten in place in between."""
 
 
+class InferenceTensorError(GlassgradError):
+    """A tensor that was made in inference mode was to be saved for backward, which torch forbids."""
+
+
 class InPlaceError(GlassgradError):
     """An in-place write that torch forbids, or one whose effect on the recorded history is not supported."""
 

@@ -13,6 +13,7 @@ from typing import Any
 import rustworkx as rx
 import torch
 
+from ops_registry.torch_private import storage_key
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
 from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
@@ -191,14 +192,14 @@ def _cut(node: Node) -> None:
 
 
 def kept_bytes(node: Node, seen: set[int]) -> int:
-    """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (addresses of storages), which it extends."""
+    """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (keys of storages), which it extends."""
     total = 0
     for tensor, _ in node.saved_versions:
         for part in parts_of(tensor):
-            storage = part.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
+            storage = storage_key(part)
+            if storage not in seen:
+                seen.add(storage)
+                total += part.untyped_storage().nbytes()
     return total
 
 

@@ -7,19 +7,26 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import torch
+import torch.masked
+import torch.multiprocessing
 
 from ops_registry.torch_private import (
     CheckpointFrame,
+    DeviceContexts,
     NestedTensor,
     ScriptFunction,
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
     custom_function_call,
+    module_apply,
+    module_load,
     register_script_builtin,
+    set_default_tensor_type,
     transform_parts,
     vmap_parts,
 )
@@ -30,8 +37,24 @@ from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
+from tracer.recording.conversions import (
+    TYPED_CONSTRUCTORS,
+    as_subclass,
+    as_tensor,
+    asarray,
+    converting,
+    knowing_replacements,
+    new,
+    new_tensor,
+    set_,
+    typed_constructor,
+    unwrapping,
+)
 from tracer.recording.intercept import intercept
-from tracer.tracked_tensor import HANDLERS, Tensor
+from tracer.recording.module_parameters import loading_tracked, staying_tracked
+from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
+from tracer.recording.swapping import swapping
+from tracer.tracked_tensor import HANDLERS, Tensor, reduce_between_processes
 
 
 @dataclass(frozen=True)
@@ -45,6 +68,12 @@ class Change:
     #: The op of torch's that TorchScript is to take the value for, where it is one.
     script_name: str = ""
 
+
+#: torch's functions that make a tensor of a tensor and intercept nothing, as ours stand in their place.
+_asarray, _as_tensor = converting(torch.asarray), converting(torch.as_tensor)
+
+#: What is to be known beside their replacements, where torch knows its own functions by identity.
+_ORIGINALS = (torch.asarray, torch.as_tensor, *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS))
 
 CHANGES: tuple[Change, ...] = (
     Change(
@@ -76,6 +105,46 @@ CHANGES: tuple[Change, ...] = (
         "a nested tensor answers every call it takes part in: a tracked one beside it would lose its gradient in silence",
     ),
     Change(
+        torch.Tensor,
+        "__init_subclass__",
+        classmethod(init_subclass),
+        "a class with its own __torch_function__ would run calls with tracked tensors unrecorded: its gradient would be lost",
+    ),
+    *(
+        Change(
+            kind,
+            "__torch_function__",
+            let_meet(kind),
+            "as for classes to come: calls with tracked tensors are recorded",
+        )
+        for kind in subclasses_of(torch.Tensor)
+        if answers_calls(kind) and kind is not NestedTensor
+    ),
+    Change(
+        torch.masked.MaskedTensor,
+        "__new__",
+        staticmethod(refuse_masked(torch.masked.MaskedTensor.__new__)),
+        "it compares classes, and fails with a message about two classes of one name; the gradient would be lost in it",
+    ),
+    Change(
+        torch.nn.Module,
+        module_apply.__name__,
+        staying_tracked(module_apply),
+        "to_empty() replaces parameters by plain tensors: a tracked model would no longer be one, in silence",
+    ),
+    Change(
+        torch.nn.Module,
+        module_load.__name__,
+        loading_tracked(module_load),
+        "load_state_dict(assign=True) replaces parameters by plain ones: a tracked model would no longer be one, in silence",
+    ),
+    Change(
+        torch.utils,
+        "swap_tensors",
+        swapping(torch.utils.swap_tensors),
+        "it refuses tensors with a weak reference, and a leaf's node holds one; nor does it know our nodes",
+    ),
+    Change(
         TorchFunctions,
         "UndefinedGrad",
         TrackedUndefinedGrad,
@@ -90,6 +159,42 @@ CHANGES: tuple[Change, ...] = (
             f"aten::{name}",
         )
         for name, position in SPARSE_CONSTRUCTORS.items()
+    ),
+    Change(torch, "asarray", _asarray, "it copies and converts unseen: the history would be cut", "aten::asarray"),
+    Change(
+        torch, "as_tensor", _as_tensor, "it copies and converts unseen: the history would be cut", "aten::as_tensor"
+    ),
+    Change(
+        torch.Tensor,
+        "__new__",
+        staticmethod(new_tensor),
+        "torch.Tensor(x) is a view of x made unseen: its history would be cut",
+    ),
+    Change(torch.Tensor, "new", new, "x.new(y) is a view of y made unseen: its history would be cut"),
+    Change(torch.Tensor, "set_", set_, "x.set_(y) shares the memory of y unseen: its history would be cut"),
+    Change(torch.Tensor, "as_subclass", as_subclass, "it makes a view unseen: the history would be cut"),
+    *(
+        Change(
+            owner,
+            name,
+            typed_constructor(getattr(owner, name)),
+            "torch.FloatTensor(x) and its like are views of x made unseen: the history would be cut",
+        )
+        for owner in (torch, torch.cuda, torch.sparse, torch.cuda.sparse)
+        for name in TYPED_CONSTRUCTORS
+        if hasattr(owner, name)
+    ),
+    Change(
+        torch._C,
+        set_default_tensor_type.__name__,
+        unwrapping(set_default_tensor_type),
+        "it takes torch's own class only, not what stands in the place of torch.FloatTensor",
+    ),
+    Change(
+        DeviceContexts,
+        "_device_constructors",
+        knowing_replacements(DeviceContexts._device_constructors, _ORIGINALS),
+        "torch.set_default_device knows torch's constructors by identity, and is told of the one behind each replacement",
     ),
     Change(
         vmap_parts,
@@ -125,14 +230,17 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
     torch.Tensor.backward: backward_of,
     torch.autograd.backward: backward,
     torch.autograd.grad: grad,
+    _asarray: asarray,
+    _as_tensor: as_tensor,
     custom_function_call: apply_in_transform,
 }
 
 
 def install() -> None:
-    """Make the changes."""
+    """Make the changes, and tell Python how tracked tensors go from one process to another."""
     for change in CHANGES:
         setattr(change.owner, change.name, change.value)
         if change.script_name:
             register_script_builtin(change.value, change.script_name)
     HANDLERS.update(ANSWERED)
+    ForkingPickler.register(Tensor, reduce_between_processes)

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.overrides import handle_torch_function
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, count_modes, is_torch_function_enabled
 from tracer.backprop.batched import carry_batch
 from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.sweep import Sweep
@@ -63,6 +64,18 @@ def backward_of(
     inputs: Tensors | None = None,
 ) -> None:
     """Accumulate the gradient of this tensor into the leaves it depends on: ``torch.Tensor.backward``."""
+    if count_modes() and is_torch_function_enabled():
+        # A TorchFunctionMode sees this one call, as in torch, and nothing that the backward pass does.
+        handle_torch_function(
+            torch.Tensor.backward,
+            (tensor,),
+            tensor,
+            gradient=gradient,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=inputs,
+        )
+        return
     backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 

@@ -13,6 +13,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tenso
 from tracer.errors import FreedGraphError, FunctionError, OverwrittenError
 from tracer.node import Node
 from tracer.recording.levels import levels, physical, translated
+from tracer.recording.saved import inference_error
 from tracer.recording.saved_hooks import Packed
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -58,7 +59,10 @@ class SavedTensor:
         self.position = position
         self.unrecorded = unrecorded
         with DisableTorchFunctionSubclass():
-            self.version = physical(tensor)._version
+            seen = physical(tensor)
+            if seen.is_inference():
+                raise inference_error(f"a Function or checkpoint ({name})", seen)
+            self.version = seen._version
             self.alias: Any = plain_alias(tensor)
         # What is neither input nor output belongs to nobody else: it is held itself.
         self.original: Any = tensor if keep else None if position is not None else weakref.ref(tensor)

@@ -29,7 +29,7 @@ from tracer.recording.inplace import write_recorded
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE, any_node
 from tracer.recording.results import mark, mark_constant
-from tracer.recording.saved import note_write
+from tracer.recording.saved import note_write, version_of
 from tracer.recording.views import WriteBan, ban_writes
 from tracer.tracked_tensor import Tensor, plain_alias
 
@@ -100,7 +100,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
 
 def _version(tensor: torch.Tensor) -> int:
     with DisableTorchFunctionSubclass():
-        return tensor._version
+        return version_of(tensor)
 
 
 def _given(attributes: dict[str, Any], name: str) -> tuple[Any, ...]:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from ops_registry.binding import Spelling
 from ops_registry.errors import UnsupportedCallError
@@ -24,6 +25,7 @@ from tracer.node import CallNode
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.tracked_tensor import Tensor, plain_alias
 
 NO_KEYWORDS: dict[str, Any] = {}
@@ -84,8 +86,12 @@ def save_and_mark(
         return mark(result, node, bound[0])
     if not isinstance(result, tuple | list):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
+        if type(result) is not Tensor:
+            refuse_lost_history(rule.name, (result,), bound)
         return result
     listed, fresh = fresh_results(result, bound, NO_KEYWORDS)
+    if len(fresh) < len(listed):
+        refuse_lost_history(rule.name, listed, bound)
     constants = rule.constant_results
     wanted = [i for i in fresh if i not in constants]
     for i in fresh:
@@ -138,11 +144,18 @@ def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dic
 
 def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
     """Raise ``OutArgumentError`` for a call with ``out=`` that wants a gradient."""
-    if kwargs.get("out") is not None:
+    if kwargs.get("out") is None:
+        return
+    if get_worker_info() is not None:
         raise OutArgumentError(
-            f"{name}() was called with out= and an argument that requires grad: what is written there would have no "
-            f"history. Use the result, or call it under torch.no_grad()."
+            f"a DataLoader worker was to send a tensor that requires grad, and {name}() was called with out= to put it into shared "
+            f"memory: no history crosses processes, and its gradient would be lost. Return x.detach() from the dataset, or load in "
+            f"this process (num_workers=0)."
         )
+    raise OutArgumentError(
+        f"{name}() was called with out= and an argument that requires grad: what is written there would have no "
+        f"history. Use the result, or call it under torch.no_grad()."
+    )
 
 
 def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ from tracer.recording.inplace import record_in_place
 from tracer.recording.parents import DIFFERENTIABLE, check_uncovered, find_parents
 from tracer.recording.results import mark_constant
 from tracer.recording.saved import NUMBERS, save
-from tracer.recording.subclasses import is_foreign
+from tracer.recording.subclasses import is_foreign, meet
 from tracer.recording.without_rule import call_without_rule
 from tracer.tracked_tensor import Tensor
 
@@ -45,7 +45,7 @@ def intercept(  # noqa: C901, PLR0912
 ) -> Any:
     """``__torch_function__`` of the tracked tensor."""
     if len(types) > 1 and any(map(is_foreign, types)):
-        return NotImplemented
+        return meet(func, types, args, kwargs or NO_KEYWORDS)
     try:
         spelling = active.table[func]
     except KeyError:

@@ -79,6 +79,11 @@ def node_of(tensor: torch.Tensor) -> Node:
     return leaf
 
 
+def forget_adopted(tensor: torch.Tensor) -> Leaf | None:
+    """The node of a native leaf that was adopted, which is forgotten: its next use makes another. None for any other tensor."""
+    return _adopted.pop(tensor, None)
+
+
 def any_node(tensor: torch.Tensor) -> Node | None:
     """The node of a tensor, tracked or native; None where no gradient is wanted."""
     if type(tensor) is Tensor:

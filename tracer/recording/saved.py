@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import saved_tensors_hooks
-from tracer.errors import FreedGraphError, OverwrittenError
+from ops_registry.torch_private import saved_tensors_hooks, storage_key
+from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
 from tracer.recording.levels import levels, physical, physical_versions, translated
@@ -47,7 +47,10 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
         kind = type(value)
         if kind is _PLAIN or kind is Tensor:
             alias = plain_alias(value)
-            return (alias,), ((alias, value._version),), False
+            try:
+                return (alias,), ((alias, value._version),), False
+            except RuntimeError:
+                raise inference_error(plan.rule.name, value) from None
         if kind in NUMBERS:
             return values, (), False
     return pack_saved(_aliased(plan, values), hooks)
@@ -71,22 +74,39 @@ def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
     versions: list[tuple[torch.Tensor, int]] = []
     aliased = list(values)
     for i in plan.tensor_positions:
-        aliased[i] = _alias(values[i], versions)
+        aliased[i] = _alias(values[i], versions, plan.rule.name)
     return tuple(aliased), versions, False
 
 
-def _alias(value: Any, versions: list[tuple[torch.Tensor, int]]) -> Any:
-    """``value`` with plain aliases in place of its tensors, which are added to ``versions``; lists are copied."""
+def _alias(value: Any, versions: list[tuple[torch.Tensor, int]], op: str) -> Any:
+    """``value``, saved by ``op``, with plain aliases in place of its tensors, which are added to ``versions``; lists are copied."""
     kind = type(value)
     if kind is Tensor or kind is _PLAIN or isinstance(value, _PLAIN):
         alias = plain_alias(value)
-        versions.append((alias, value._version))
+        try:
+            versions.append((alias, value._version))
+        except RuntimeError:
+            raise inference_error(op, value) from None
         return alias
     if kind is list:
-        return [_alias(v, versions) for v in value]
+        return [_alias(v, versions, op) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
-        return tuple([_alias(v, versions) for v in value])
+        return tuple([_alias(v, versions, op) for v in value])
     return value
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """torch's version counter; 0 for an inference tensor, of which it counts no writes."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def inference_error(owner: str, tensor: torch.Tensor) -> InferenceTensorError:
+    """The error for an inference tensor that ``owner`` was to save: torch counts no writes to one."""
+    return InferenceTensorError(
+        f"{owner} needs a tensor of shape {tuple(tensor.shape)} for its backward that was made in inference mode: an inference tensor "
+        f"cannot be saved. Give it a clone made outside (x.clone()), or make the tensor under torch.no_grad() instead of "
+        f"torch.inference_mode()."
+    )
 
 
 def saved_values(node: Node) -> tuple[Any, ...]:
@@ -115,7 +135,7 @@ def saved_values(node: Node) -> tuple[Any, ...]:
     return saved
 
 
-#: The op that last wrote in place into a storage (by its address), the shape it wrote and the version it left; the latest 256.
+#: The op that last wrote in place into a storage, the shape it wrote and the version it left; the latest 256.
 _writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
 
 
@@ -125,9 +145,9 @@ def note_write(target: torch.Tensor, name: str) -> None:
         return
     if levels.open:
         target = physical(target)
-    address = target.untyped_storage().data_ptr()
-    _writes[address] = (name, target.shape, target._version)
-    _writes.move_to_end(address)
+    storage = storage_key(target)
+    _writes[storage] = (name, target.shape, version_of(target))
+    _writes.move_to_end(storage)
     if len(_writes) > 256:
         _writes.popitem(last=False)
 
@@ -136,7 +156,7 @@ def last_write(tensor: torch.Tensor) -> str:
     """`` by mul_ of shape (2,)``, where that is known."""
     if tensor.layout is not torch.strided:
         return ""
-    name, shape, version = _writes.get(tensor.untyped_storage().data_ptr(), ("", torch.Size(), -1))
+    name, shape, version = _writes.get(storage_key(tensor), ("", torch.Size(), -1))
     return f" by {name}_ of shape {tuple(shape)}" if version == tensor._version else ""
 
 

@@ -18,10 +18,10 @@ from tracer.node import Node, OpaqueNode
 from tracer.recording.call import refuse_out
 from tracer.recording.fallback import fallback_active, record_with_torch
 from tracer.recording.inplace import is_in_place, write_recorded
-from tracer.recording.parents import DIFFERENTIABLE, nodes_in
+from tracer.recording.parents import nodes_in
 from tracer.recording.python_functions import redispatch
-from tracer.recording.results import came_in, fresh_results, mark_all, mark_constant
-from tracer.recording.subclasses import is_foreign
+from tracer.recording.results import fresh_results, mark_all, mark_constant
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.tracked_tensor import HANDLERS
 
 
@@ -107,21 +107,9 @@ def _record(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], 
         write_recorded(args[0], node, node.op.rstrip("_"))
         return result
     listed, fresh = fresh_results(result, args, kwargs)
-    for item in listed:
-        if isinstance(item, torch.Tensor) and item.dtype in DIFFERENTIABLE and not came_in(item, args, kwargs):
-            _check_class(func, item)
+    refuse_lost_history(qualified(func), listed, (*args, *kwargs.values()))
     if fresh:
         node = MissingRule(func, args, kwargs, tuple(nodes))
         node.set_results(listed, fresh)
         mark_all(listed, fresh, enter(node), args[0] if args else None, several=len(fresh) > 1)
     return result
-
-
-def _check_class(func: Callable[..., Any], result: torch.Tensor) -> None:
-    """Raise ``UnsupportedError`` for a result of a class from which no gradient comes back."""
-    kind: Any = type(result)
-    if result.is_nested or is_foreign(kind):
-        raise UnsupportedError(
-            f"{qualified(func)}() made a {'nested tensor' if result.is_nested else kind.__name__} out of a tracked tensor that "
-            f"requires grad: no gradient can come back from there. Detach the tensor, or leave all of it to torch's own autograd."
-        )

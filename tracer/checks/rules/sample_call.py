@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import Rule
+from ops_registry.torch_private import storage_key
 from tracer.checks.leaves import (
     SEED,
     can_have_gradient,
@@ -71,8 +72,7 @@ def torch_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        kept[storage_key(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     try:
