@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad
 import torch.nested._internal.nested_tensor
 import torch.utils.checkpoint
 
@@ -97,3 +98,26 @@ UndefinedGrad: Any = TorchFunctions.UndefinedGrad
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
+
+#: torch's own answers to what hooks ask about the backward pass around them. torch's Python code (``register_multi_grad_hook``, module
+#: trackers, FSDP) asks by these names alone, so ours stand in their place (``tracer/install.py``).
+native_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+native_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
+native_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+torch_c: Any = torch._C
+
+#: The class of torch's engine, whose one instance queues callbacks and runs every native backward pass, and the class that holds it.
+ImperativeEngine: Any = torch._C._ImperativeEngine
+Variable: Any = torch.autograd.Variable
+
+#: How many ``TorchDispatchMode`` are on: each sees every call of a backward pass.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+#: torch's functions that put a dual number together and take it apart (``torch.autograd.forward_ad``); interception reports them.
+make_dual: Any = torch._VF._make_dual
+unpack_dual: Any = torch._VF._unpack_dual
+
+
+def dual_level() -> int:
+    """The innermost level of forward-mode AD (``torch.autograd.forward_ad.dual_level``), -1 outside of any."""
+    return torch.autograd.forward_ad._current_level
