@@ -285,11 +285,13 @@ class Output(Node):
 class Leaf(Node):
     """Where a gradient ends: a tensor made by the user that requires grad. Holds the tensor weakly."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("adopted", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(self, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype, *, adopted: bool = False) -> None:
         super().__init__((), shape, dtype)
         self.tensor = weakref.ref(tensor)
+        #: It was made for a leaf of torch's own autograd, whose hooks torch holds.
+        self.adopted = adopted
 
     @property
     def op(self) -> str:

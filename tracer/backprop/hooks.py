@@ -45,8 +45,8 @@ def run_prehooks(node: Node, grad: Any) -> Any:
 
 def native_hooks(leaf: Leaf, kind: str) -> list[Callable[[Any], Any]]:
     """The hooks that torch itself holds on an adopted leaf: they are the user's. ``kind`` is the attribute that they stand in."""
-    tensor = leaf.variable
-    if tensor is None or type(tensor) is Tensor:
+    tensor = leaf.variable if leaf.adopted else None
+    if tensor is None or type(tensor) is Tensor:  # tracked since: its node holds the hooks
         return []
     return list((getattr(tensor, kind, None) or {}).values())
 

@@ -12,13 +12,14 @@ def hooked_leaves_early(order: list[Node]) -> list[Node]:
     By serial number leaves come last of all. torch fills each as soon as its gradient is complete, and hooks rely on it: they step and
     drop the gradient, or send it to other processes while backward goes on.
     """
-    hooked = {node for node in order if isinstance(node, Leaf) and _has_hooks(node)}
+    hooked = {n for n in order if isinstance(n, Leaf) and (n.extras is not None or n.adopted) and _has_hooks(n)}
     if not hooked:
         return order
     last: dict[Node, Node] = {}
     for node in order:
         for parent in flat(node.parents):
             if parent in hooked:
+                last.pop(parent, None)  # so that leaves of one node stand in the order of its inputs
                 last[parent] = node
     behind: dict[Node, list[Node]] = {}
     for leaf, node in last.items():

@@ -197,19 +197,20 @@ class Sweep:
         if extras is not None:
             grad = self._show_to_hooks(node, extras, grad)
         if isinstance(node, Leaf):
-            grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad)
+            if node.adopted:
+                grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad)
+            if self.targets is None or self.fill_targets:
+                buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
+                self._reach_leaf(node, buffer)
+                self.node = None
+                return
         goes_on = self.needed is None or any(p in self.needed for p in flat(node.parents))
-        fills = isinstance(node, Leaf) and (self.targets is None or self.fill_targets)
-        if self.targets is not None and node in self.targets and grad is not None and not fills:
+        if self.targets is not None and node in self.targets and grad is not None:
             # As in torch a gradient that goes on from here is found as it was before hooks, and one that ends here as they left it.
             self.found[node] = arrived if goes_on else grad
         if isinstance(node, CallNode | OpaqueNode):
             if goes_on:
                 self._through(node, grad if extras is None else run_prehooks(node, grad))
-        elif isinstance(node, Leaf):
-            if fills:
-                buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
-                self._reach_leaf(node, buffer)
         elif grad is not None and isinstance(node, Output):
             self._gather_output(node, grad)
         elif grad is not None and isinstance(node, Bridge):
@@ -222,7 +223,8 @@ class Sweep:
             raise FreedGraphError(f"backward reached {describe_node(node)}, which was removed from its graph")
         if extras.output_hooks:
             tell_results_without_gradient(node, grad)
-        grad = run_hooks(node, extras.hooks.values(), grad)
+        if extras.hooks:
+            grad = run_hooks(node, extras.hooks.values(), grad)
         retaining = None if extras.retain is None else extras.retain()
         if retaining is not None and grad is not None:
             self.retained.append((retaining, grad))
@@ -382,20 +384,26 @@ class Sweep:
         tensor, extras = leaf.variable, leaf.extras
         if tensor is None:
             return
+        if extras is None and not leaf.adopted:
+            self._fill_at_the_end(tensor, buffer)
+            return
         ours = None if extras is None else extras.accumulate_hooks
         hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
         if extras is not None and (extras.prehooks or extras.post_hooks):
             buffer[0] = run_prehooks(leaf, buffer[0])
             hooks.append(partial(self._show_filled, leaf, buffer[0]))
         if not hooks:
-            if buffer[0] is not None:
-                self.leaves.append((tensor, buffer))
+            self._fill_at_the_end(tensor, buffer)
             return
         # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
         if buffer[0] is not None:
             self._fill([(tensor, buffer)])
         for hook in hooks:
             hook(tensor)
+
+    def _fill_at_the_end(self, tensor: torch.Tensor, buffer: list[Any]) -> None:
+        if buffer[0] is not None:
+            self.leaves.append((tensor, buffer))
 
     @staticmethod
     def _show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
