@@ -69,11 +69,6 @@ saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tenso
 #: Turns interception on again inside a block where it is off: for user code that is called from there.
 EnableTorchFunction: Any = torch._C._EnableTorchFunction
 
-#: What tells torch's checkpoint that unpackings belong to one backward pass. Before torch 2.10 it has none, and recomputes for each.
-GraphExecGroup: Any = getattr(torch.utils.checkpoint, "GraphExecGroup", object)
-get_graph_exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
-set_graph_exec_group: Callable[[Any], None] = getattr(torch._C, "_set_graph_exec_group", lambda group: None)
-
 #: What one checkpointed stretch remembers. Since torch 2.13 it saves its inputs natively, where a tracked one would lose its history.
 CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
 

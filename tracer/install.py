@@ -57,7 +57,7 @@ CHANGES: tuple[Change, ...] = (
         torch_c,
         "_current_graph_task_id",
         current_graph_task_id,
-        "multi-grad hooks, module trackers and checkpoints ask it which backward pass they are in: torch knows its own only",
+        "multi-grad hooks and checkpoints ask it which backward pass they are in, so as to recompute once: torch knows its own only",
     ),
     Change(
         torch_c,

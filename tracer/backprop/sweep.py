@@ -40,7 +40,6 @@ from tracer.graph import backward_order
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat, tensors_in
 from tracer.recording.saved import reattach, release, saved_values
-from tracer.recording.saved_hooks import one_sweep
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
@@ -118,8 +117,7 @@ class Sweep:
         mode = torch.is_grad_enabled()
         set_grad_enabled(self.create_graph)
         try:
-            with one_sweep():
-                self._visit(order)
+            self._visit(order)
         finally:
             set_grad_enabled(mode)
             self.order = []
