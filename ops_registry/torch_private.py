@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad
 import torch.nested._internal.nested_tensor
 import torch.utils._device
 import torch.utils.checkpoint
@@ -76,11 +77,6 @@ saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tenso
 
 #: Turns interception on again inside a block where it is off: for user code that is called from there.
 EnableTorchFunction: Any = torch._C._EnableTorchFunction
-
-#: What tells torch's checkpoint that unpackings belong to one backward pass. Before torch 2.10 it has none, and recomputes for each.
-GraphExecGroup: Any = getattr(torch.utils.checkpoint, "GraphExecGroup", object)
-get_graph_exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
-set_graph_exec_group: Callable[[Any], None] = getattr(torch._C, "_set_graph_exec_group", lambda group: None)
 
 #: What one checkpointed stretch remembers. Since torch 2.13 it saves its inputs natively, where a tracked one would lose its history.
 CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
@@ -155,3 +151,27 @@ VmapInfo: Any = torch._functorch.autograd_function.VmapInfo
 def randomness_of_level() -> str:
     """What the innermost ``torch.vmap`` was told about random numbers: "error", "different" or "same"."""
     return torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter().randomness()
+
+
+#: torch's own answers to what hooks ask about the backward pass around them. torch's Python code (``register_multi_grad_hook``, module
+#: trackers, FSDP) asks by these names alone, so ours stand in their place (``tracer/install.py``).
+native_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+native_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
+native_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+torch_c: Any = torch._C
+
+#: The class of torch's engine, whose one instance queues callbacks and runs every native backward pass, and the class that holds it.
+ImperativeEngine: Any = torch._C._ImperativeEngine
+Variable: Any = torch.autograd.Variable
+
+#: How many ``TorchDispatchMode`` are on: each sees every call of a backward pass.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+#: torch's functions that put a dual number together and take it apart (``torch.autograd.forward_ad``); interception reports them.
+make_dual: Any = torch._VF._make_dual
+unpack_dual: Any = torch._VF._unpack_dual
+
+
+def dual_level() -> int:
+    """The innermost level of forward-mode AD (``torch.autograd.forward_ad.dual_level``), -1 outside of any."""
+    return torch.autograd.forward_ad._current_level

@@ -57,6 +57,10 @@ class SecondDerivativeError(GlassgradError):
     """A derivative of a derivative was asked of something that can be differentiated only once."""
 
 
+class NotInBackwardError(GlassgradError):
+    """Something was asked that has an answer inside a backward pass only."""
+
+
 class SavedTensorHookError(GlassgradError):
     """A hook that packs or unpacks what is saved for backward broke the rules for it."""
 

@@ -22,20 +22,25 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    Variable,
     custom_function_call,
     module_apply,
     module_load,
     register_script_builtin,
     set_default_tensor_type,
+    torch_c,
     transform_parts,
     vmap_parts,
 )
 from tracer.backprop.api import backward, backward_of, grad
+from tracer.backprop.engine import Engine
+from tracer.backprop.progress import current_autograd_node, current_graph_task_id, will_engine_execute_node
 from tracer.func.handover import TRANSFORMS
 from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
+from tracer.node import Node
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
 from tracer.recording.conversions import (
     TYPED_CONSTRUCTORS,
@@ -50,6 +55,7 @@ from tracer.recording.conversions import (
     typed_constructor,
     unwrapping,
 )
+from tracer.recording.grad_fn import grad_fn
 from tracer.recording.intercept import intercept
 from tracer.recording.module_parameters import loading_tracked, staying_tracked
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
@@ -80,6 +86,31 @@ CHANGES: tuple[Change, ...] = (
         Tensor, "__torch_function__", classmethod(intercept), "the class stands below recording: its calls come here"
     ),
     Change(Tensor, "backward", backward_of, "the class stands below the backward pass that it starts"),
+    Change(Tensor, "grad_fn", property(grad_fn), "the class stands below saved tensors, which grad_fn gives a look at"),
+    Change(
+        torch_c,
+        "_current_graph_task_id",
+        current_graph_task_id,
+        "multi-grad hooks and checkpoints ask it which backward pass they are in, so as to recompute once: torch knows its own only",
+    ),
+    Change(
+        torch_c,
+        "_will_engine_execute_node",
+        will_engine_execute_node,
+        "multi-grad hooks ask it how many gradients to wait for: torch knows its own nodes only",
+    ),
+    Change(
+        torch_c,
+        "_current_autograd_node",
+        current_autograd_node,
+        "hooks and dispatch modes ask it which node is being visited: torch knows its own only",
+    ),
+    Change(
+        Variable,
+        "_execution_engine",
+        Engine(),
+        "hooks queue callbacks there, for the end of the pass around them, and passes from gradient edges start there",
+    ),
     Change(
         SingleLevelFunction,
         "apply",
@@ -233,6 +264,7 @@ ANSWERED: dict[Callable[..., Any], Callable[..., Any]] = {
     _asarray: asarray,
     _as_tensor: as_tensor,
     custom_function_call: apply_in_transform,
+    torch.Tensor.grad_fn.__get__: grad_fn,  # type: ignore[union-attr]
 }
 
 
@@ -244,3 +276,5 @@ def install() -> None:
             register_script_builtin(change.value, change.script_name)
     HANDLERS.update(ANSWERED)
     ForkingPickler.register(Tensor, reduce_between_processes)
+    # No attribute, so no ``Change``: ``isinstance(y.grad_fn, torch.autograd.graph.Node)`` holds.
+    torch.autograd.graph.Node.register(Node)

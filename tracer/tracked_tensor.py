@@ -1,6 +1,6 @@
 """The tracked tensor: a ``torch.Tensor`` whose calls are recorded. Its native ``requires_grad`` stays off, so torch records nothing.
 
-What the class gets from the floors above it, interception and ``backward``, ``tracer.install`` puts in.
+What the class gets from the floors above it, interception, ``grad_fn`` and ``backward``, ``tracer.install`` puts in.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
-from tracer.node import Leaf, Node, Output
+from tracer.node import Leaf, Node
 
 #: ``detach`` past our own override: a plain alias.
 plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
@@ -74,14 +75,6 @@ class Tensor(torch.Tensor):
     def is_leaf(self) -> bool:  # type: ignore[override]
         """Whether no recorded call made it."""
         return self._node is None or isinstance(self._node, Leaf)
-
-    @property
-    def grad_fn(self) -> Node | None:  # type: ignore[override]
-        """The node of the call that made it; None for a leaf."""
-        node = self._node
-        if isinstance(node, Output):  # one of several results: the node is that of the call, as in torch
-            return node.parents[0] if node.parents else node
-        return None if node is None or isinstance(node, Leaf) else node
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -163,7 +156,12 @@ class Tensor(torch.Tensor):
             raise NoHistoryError(
                 "post accumulate grad hooks cannot be registered on a tensor that is not a leaf requiring grad"
             )
-        return self._node.register_hook(hook)
+        extras = self._node.extra()
+        if extras.accumulate_hooks is None:
+            extras.accumulate_hooks = OrderedDict()
+        handle = RemovableHandle(extras.accumulate_hooks)
+        extras.accumulate_hooks[handle.id] = hook
+        return handle
 
     def detach(self) -> Tensor:
         """A tracked tensor that shares storage and has no history."""
@@ -295,7 +293,7 @@ def track_in_place(tensor: Any) -> Tensor:
         # The dictionaries themselves, so that handles given out before still remove their hooks.
         extras = node.extra()
         extras.hooks = extras.hooks if hooks is None else hooks
-        extras.post_hooks = extras.post_hooks if post_hooks is None else post_hooks
+        extras.accumulate_hooks = post_hooks
     return tracked
 
 

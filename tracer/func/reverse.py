@@ -79,7 +79,8 @@ class Taped:
         """The gradients of the inputs; zeros for one that the outputs do not depend on."""
         roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
-            found = Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded).run(roots, set(self.nodes))
+            with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
+                found = sweep.run(roots, set(self.nodes))
         except RuntimeError as error:
             if not levels.open or not refused_by_vmap(error):
                 raise

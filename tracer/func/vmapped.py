@@ -77,10 +77,9 @@ class VmapNode(OpaqueNode):
         def sweep_inside(*cotangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
             level = levels.open[-1]
             level.stands_for = {self.level, *self.level.stands_for}
-            sweep = Sweep(keep_graph=True, create_graph=recorded)
-            found = sweep.run_inside(
-                [(self.roots[i], c) for i, c in zip(given, cotangents, strict=True)], self.inside, self.limits
-            )
+            roots = [(self.roots[i], c) for i, c in zip(given, cotangents, strict=True)]
+            with Sweep(keep_graph=True, create_graph=recorded) as sweep:
+                found = sweep.run_inside(roots, self.inside, self.limits)
             reached[:] = [i for i, limit in enumerate(self.limits) if limit in found]
             return tuple([found[self.limits[i]] for i in reached])
 

@@ -12,6 +12,7 @@ from torch.autograd.function import FunctionCtx
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
 from tracer.errors import FreedGraphError, FunctionError, OverwrittenError
 from tracer.node import Node
+from tracer.recording.grad_fn import as_grad_fn
 from tracer.recording.levels import levels, physical, translated
 from tracer.recording.saved import inference_error
 from tracer.recording.saved_hooks import Packed
@@ -26,10 +27,6 @@ class Owner(Protocol):
     @property
     def title(self) -> str:
         """How errors name the call."""
-
-    @property
-    def next_functions(self) -> Any:
-        """As torch's ``grad_fn.next_functions``."""
 
     def name(self) -> str:
         """As torch's ``grad_fn.name()``."""
@@ -148,4 +145,4 @@ class FunctionContext(FunctionCtx):
     @property
     def next_functions(self) -> Any:
         """As torch's ``ctx.next_functions``."""
-        return self._node().next_functions
+        return as_grad_fn(self._node()).next_functions  # type: ignore[arg-type, attr-defined]

@@ -74,7 +74,7 @@ def node_of(tensor: torch.Tensor) -> Node:
         return Bridge(tensor)
     leaf = _adopted.get(tensor)
     if leaf is None:
-        leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype)
+        leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype, adopted=True)
     leaf.shape, leaf.dtype = tensor.shape, tensor.dtype  # .data may have been set since
     return leaf
 

@@ -122,8 +122,6 @@ def saved_values(node: Node) -> tuple[Any, ...]:
         )
     if levels.open:
         saved = translated(node, saved)
-    if node.packed:
-        return unpack_nest(saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
         if tensor._version != version:
             writer = last_write(tensor)
@@ -132,7 +130,7 @@ def saved_values(node: Node) -> tuple[Any, ...]:
                 f"version {version}; it was since overwritten in place{writer} and is at version {tensor._version}. Write out of place, "
                 f"or into a clone."
             )
-    return saved
+    return unpack_nest(saved) if node.packed else saved
 
 
 #: The op that last wrote in place into a storage, the shape it wrote and the version it left; the latest 256.
@@ -180,13 +178,14 @@ def reattach(node: CallNode, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The saved values with their history again, for a backward pass that is recorded itself."""
     return tuple(
         [
-            value if source is None else _attached(node, value, source)
+            value if source is None else attached(node, value, source)
             for value, source in zip(values, node.plan.sources, strict=True)
         ]
     )
 
 
-def _attached(node: CallNode, value: Any, source: int) -> Any:
+def attached(node: CallNode, value: Any, source: int) -> Any:
+    """A saved value with its history; ``source`` is where it stems from, as the plan says."""
     if source >= 0:
         return _with_nodes(value, node.parents[source])
     if node.outputs is None:

@@ -14,9 +14,10 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import MissingRuleError, UnsupportedError
 from tracer.graph import enter
 from tracer.naming import describe, qualified
-from tracer.node import Node, OpaqueNode
+from tracer.node import Node, OpaqueNode, RaisingNode
 from tracer.recording.call import refuse_out
 from tracer.recording.fallback import fallback_active, record_with_torch
+from tracer.recording.forward_mode import handles_dual_numbers, no_history
 from tracer.recording.inplace import is_in_place, write_recorded
 from tracer.recording.parents import nodes_in
 from tracer.recording.python_functions import redispatch
@@ -109,7 +110,9 @@ def _record(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], 
     listed, fresh = fresh_results(result, args, kwargs)
     refuse_lost_history(qualified(func), listed, (*args, *kwargs.values()))
     if fresh:
-        node = MissingRule(func, args, kwargs, tuple(nodes))
-        node.set_results(listed, fresh)
-        mark_all(listed, fresh, enter(node), args[0] if args else None, several=len(fresh) > 1)
+        made: OpaqueNode = MissingRule(func, args, kwargs, tuple(nodes))
+        if handles_dual_numbers(func):
+            made = RaisingNode("dual_number", no_history, tuple(nodes))
+        made.set_results(listed, fresh)
+        mark_all(listed, fresh, enter(made), args[0] if args else None, several=len(fresh) > 1)
     return result
