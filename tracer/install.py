@@ -18,6 +18,7 @@ from ops_registry.torch_private import (
     ScriptMethod,
     SingleLevelFunction,
     TorchFunctions,
+    any_requires_grad,
     register_script_builtin,
 )
 from tracer.backprop.api import backward, backward_of, grad
@@ -26,6 +27,7 @@ from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
 from tracer.recording.intercept import intercept
+from tracer.recording.library_ops import asks_tracked_too
 from tracer.tracked_tensor import HANDLERS, Tensor
 
 
@@ -69,6 +71,12 @@ CHANGES: tuple[Change, ...] = (
         "__torch_function__",
         refusing_tracked(NestedTensor.__torch_function__),
         "a nested tensor answers every call it takes part in: a tracked one beside it would lose its gradient in silence",
+    ),
+    Change(
+        torch._C,
+        "_any_requires_grad",
+        asks_tracked_too(any_requires_grad),
+        "an op of a library with a registered backward asks it, and knows native tensors only: tracked ones would lose their history",
     ),
     Change(
         TorchFunctions,
