@@ -16,6 +16,9 @@ import torch.utils.checkpoint
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
+#: The same, and modes off too.
+NativeDisableTorchFunction: Any = torch._C.DisableTorchFunction
+
 #: Namespaces in which torch keeps its C functions, by their names; interception reports calls under these.
 NAMED_C_NAMESPACES: dict[str, Any] = {
     "torch._C._VariableFunctions": torch._C._VariableFunctions,

@@ -26,6 +26,7 @@ from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
+from tracer.recording.guards import Disabled, DisabledForSubclasses
 from tracer.recording.intercept import intercept
 from tracer.recording.library_ops import asks_tracked_too
 from tracer.tracked_tensor import HANDLERS, Tensor
@@ -71,6 +72,18 @@ CHANGES: tuple[Change, ...] = (
         "__torch_function__",
         refusing_tracked(NestedTensor.__torch_function__),
         "a nested tensor answers every call it takes part in: a tracked one beside it would lose its gradient in silence",
+    ),
+    Change(
+        torch,
+        "DisableTorchFunctionSubclass",
+        DisabledForSubclasses,
+        "torch records in such a block, and we would see nothing of it: tracked tensors would lose their history",
+    ),
+    Change(
+        torch,
+        "DisableTorchFunction",
+        Disabled,
+        "torch records in such a block too, as in that of DisableTorchFunctionSubclass",
     ),
     Change(
         torch._C,

@@ -54,8 +54,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
     ),
     # A tensor that requires grad is no number to torch, which raises; a tracked one is read as one.
     "numbers": ("torch.scalar_tensor", "torch.full", "torch.arange", "torch.range", "torch.Tensor.new_full"),
-    # They turn interception off.
-    "guards": ("torch.DisableTorchFunction", "torch.DisableTorchFunctionSubclass"),
 }
 
 _FAILING = {name: kind for kind, names in NOT_YET.items() for name in names}

@@ -42,8 +42,7 @@ class MissingRule(OpaqueNode):
         raise MissingRuleError(
             f"{qualified(self.function)}({self.arguments}) has no backward rule{line}.\n"
             f"Write one:\n\n{_indented(rule_to_write(self.function))}\n\n"
-            f"{_registering(self.function)}"
-            f'or take this derivative from torch\'s own autograd: with tracer.fallback("torch"): ...'
+            f"{_other_way(self.function)}"
         )
 
 
@@ -73,13 +72,13 @@ def _argument_names(func: Callable[..., Any]) -> tuple[str, ...]:
         return ()
 
 
-def _registering(func: Callable[..., Any]) -> str:
-    """The other way to give an op of a library its backward: torch's."""
+def _other_way(func: Callable[..., Any]) -> str:
+    """What else can be done: torch has a derivative of its own ops, and none of somebody's that brings none."""
     if not is_custom(func):
-        return ""
+        return 'or take this derivative from torch\'s own autograd: with tracer.fallback("torch"): ...'
     overload = isinstance(func, torch._ops.OpOverload)
     name = func.name() if overload else func._qualified_op_name  # type: ignore[attr-defined]
-    return f'or register one with torch: torch.library.register_autograd("{name}", backward, setup_context=...)\n'
+    return f'or register one with torch: torch.library.register_autograd("{name}", backward, setup_context=...)'
 
 
 def _indented(code: str) -> str:

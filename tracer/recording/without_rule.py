@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.signatures import is_custom
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
@@ -71,7 +72,7 @@ def _record(
 ) -> Any:
     """The call, with a node that raises in backward, or that asks torch where the user wants it."""
     written = written_arguments(func, overload, args, kwargs)
-    if fallback_active() and not written:
+    if fallback_active() and not written and not is_custom(func):  # torch has no derivative of such an op either
         return record_with_torch(func, args, kwargs, name_of(func))
     refuse_out(qualified(func), kwargs)
     if written and overload is None and isinstance(args[0], tuple | list):
