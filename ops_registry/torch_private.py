@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch._library.custom_ops
 import torch.nested._internal.nested_tensor
+import torch.utils._device
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -125,3 +126,8 @@ def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs) or "default")
     except RuntimeError:
         return None
+
+
+# ``torch.set_default_device`` knows torch's constructors by identity, and remembers them from its first use on: let that be before some
+# are replaced, by functions that call them.
+torch.utils._device._device_constructors()

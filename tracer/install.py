@@ -29,6 +29,7 @@ from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording
 from tracer.recording.guards import Disabled, DisabledForSubclasses
 from tracer.recording.intercept import intercept
 from tracer.recording.library_ops import asks_tracked_too
+from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
 from tracer.tracked_tensor import HANDLERS, Tensor
 
 
@@ -106,6 +107,16 @@ CHANGES: tuple[Change, ...] = (
             f"aten::{name}",
         )
         for name, position in SPARSE_CONSTRUCTORS.items()
+    ),
+    *(
+        Change(
+            owner,
+            name,
+            refusing_numbers(getattr(owner, name), before),
+            "torch's constructors take a tensor without grad as a number: a tracked one would lose its gradient in silence",
+            f"aten::{name}" if owner is torch else "",
+        )
+        for owner, name, before in NUMBER_CONSTRUCTORS
     ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(

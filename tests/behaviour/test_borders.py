@@ -52,8 +52,6 @@ NOT_YET: dict[str, tuple[str, ...]] = {
         "torch.func.vjp, value",
         "torch.func.vmap",
     ),
-    # A tensor that requires grad is no number to torch, which raises; a tracked one is read as one.
-    "numbers": ("torch.scalar_tensor", "torch.full", "torch.arange", "torch.range", "torch.Tensor.new_full"),
 }
 
 _FAILING = {name: kind for kind, names in NOT_YET.items() for name in names}
