@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._library.custom_ops
 import torch.autograd.forward_ad
 import torch.nested._internal.nested_tensor
 import torch.utils._device
@@ -17,15 +18,19 @@ import torch.utils.checkpoint
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
-#: Namespaces in which torch keeps its C functions; interception reports calls under these names.
-C_NAMESPACES = (
-    torch._C._VariableFunctions,
-    torch._C._nn,
-    torch._C._special,
-    torch._C._linalg,
-    torch._C._fft,
-    torch._C._sparse,
-)
+#: The same, and modes off too.
+NativeDisableTorchFunction: Any = torch._C.DisableTorchFunction
+
+#: Namespaces in which torch keeps its C functions, by their names; interception reports calls under these.
+NAMED_C_NAMESPACES: dict[str, Any] = {
+    "torch._C._VariableFunctions": torch._C._VariableFunctions,
+    "torch._C._nn": torch._C._nn,
+    "torch._C._special": torch._C._special,
+    "torch._C._linalg": torch._C._linalg,
+    "torch._C._fft": torch._C._fft,
+    "torch._C._sparse": torch._C._sparse,
+}
+C_NAMESPACES = tuple(NAMED_C_NAMESPACES.values())
 
 TensorBase = torch._C.TensorBase
 
@@ -175,3 +180,27 @@ unpack_dual: Any = torch._VF._unpack_dual
 def dual_level() -> int:
     """The innermost level of forward-mode AD (``torch.autograd.forward_ad.dual_level``), -1 outside of any."""
     return torch.autograd.forward_ad._current_level
+
+
+#: What torch's library of ops asks at each call before it records it with the backward that the op brings.
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+
+#: The implementations of ops that are written in Python, as ``namespace/op.overload/key``: torch tells them from those in C++ nowhere else.
+python_kernels: set[str] = torch.library._impls
+
+#: ``has_kernel("mylib::op", "Autograd")``: whether an op has an implementation of its own beneath a dispatch key.
+has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+#: The object that ``torch.library.custom_op`` made for an overload, or None: it alone knows whether a backward was registered.
+library_op_definition: Callable[[Any], Any] = torch._library.custom_ops._maybe_get_opdef
+
+
+def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The overload that a call of a ``torch.ops`` packet means; None where it fits none. torch decides it inside the call."""
+    overloads = packet.overloads()
+    if len(overloads) == 1:
+        return getattr(packet, overloads[0])
+    try:
+        return getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs) or "default")
+    except RuntimeError:
+        return None

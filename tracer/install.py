@@ -23,6 +23,7 @@ from ops_registry.torch_private import (
     SingleLevelFunction,
     TorchFunctions,
     Variable,
+    any_requires_grad,
     custom_function_call,
     module_apply,
     module_load,
@@ -35,7 +36,7 @@ from ops_registry.torch_private import (
 from tracer.backprop.api import backward, backward_of, grad
 from tracer.backprop.engine import Engine
 from tracer.backprop.progress import current_autograd_node, current_graph_task_id, will_engine_execute_node
-from tracer.func.handover import TRANSFORMS
+from tracer.func.handover import TRANSFORMS, functionalize
 from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply, apply_in_transform
@@ -56,8 +57,11 @@ from tracer.recording.conversions import (
     unwrapping,
 )
 from tracer.recording.grad_fn import grad_fn
+from tracer.recording.guards import Disabled, DisabledForSubclasses
 from tracer.recording.intercept import intercept
+from tracer.recording.library_ops import asks_tracked_too
 from tracer.recording.module_parameters import loading_tracked, staying_tracked
+from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
 from tracer.recording.swapping import swapping
 from tracer.tracked_tensor import HANDLERS, Tensor, reduce_between_processes
@@ -79,7 +83,12 @@ class Change:
 _asarray, _as_tensor = converting(torch.asarray), converting(torch.as_tensor)
 
 #: What is to be known beside their replacements, where torch knows its own functions by identity.
-_ORIGINALS = (torch.asarray, torch.as_tensor, *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS))
+_ORIGINALS = (
+    torch.asarray,
+    torch.as_tensor,
+    *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS),
+    *(getattr(owner, name) for owner, name, _ in NUMBER_CONSTRUCTORS),
+)
 
 CHANGES: tuple[Change, ...] = (
     Change(
@@ -176,6 +185,24 @@ CHANGES: tuple[Change, ...] = (
         "it refuses tensors with a weak reference, and a leaf's node holds one; nor does it know our nodes",
     ),
     Change(
+        torch,
+        "DisableTorchFunctionSubclass",
+        DisabledForSubclasses,
+        "torch records in such a block, and we would see nothing of it: tracked tensors would lose their history",
+    ),
+    Change(
+        torch,
+        "DisableTorchFunction",
+        Disabled,
+        "torch records in such a block too, as in that of DisableTorchFunctionSubclass",
+    ),
+    Change(
+        torch._C,
+        "_any_requires_grad",
+        asks_tracked_too(any_requires_grad),
+        "an op of a library with a registered backward asks it, and knows native tensors only: tracked ones would lose their history",
+    ),
+    Change(
         TorchFunctions,
         "UndefinedGrad",
         TrackedUndefinedGrad,
@@ -243,6 +270,17 @@ CHANGES: tuple[Change, ...] = (
         for name, transform in TRANSFORMS.items()
     ),
     Change(torch.func, "linearize", TRANSFORMS["linearize"], "the public name of the same function"),
+    Change(torch.func, "functionalize", functionalize, "it wraps tensors as the other transforms do"),
+    *(
+        Change(
+            owner,
+            name,
+            refusing_numbers(getattr(owner, name), before),
+            "torch's constructors take a tensor without grad as a number: a tracked one would lose its gradient in silence",
+            f"aten::{name}" if owner is torch else "",
+        )
+        for owner, name, before in NUMBER_CONSTRUCTORS
+    ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(
         Change(

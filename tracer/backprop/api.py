@@ -110,9 +110,9 @@ def grad(
     """The gradients of ``outputs`` with respect to ``inputs``; ``torch.autograd.grad``.
 
     ``grad_outputs`` weights the outputs: each weight is a number, or a tensor that broadcasts to the shape of its output. Only the part of
-    the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts
-    cotangents: one sweep carries them all; where a rule cannot be vmapped each is swept in turn. Raises what ``backward`` raises, and
-    ``UnusedInputError`` for an input that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
+    the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts cotangents: one
+    sweep carries them all; where a rule cannot be vmapped each is swept in turn. Raises what ``backward`` raises, and ``UnusedInputError``
+    for an input that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
     """
     if materialize_grads and allow_unused is False:
         raise GradientArgumentError(

@@ -78,6 +78,14 @@ def handed_over(theirs: Transform, ours: Transform) -> Transform:
     return transform
 
 
+_torch_functionalize: Callable[..., Callable[..., Any]] = torch.func.functionalize
+
+
+def functionalize(func: Callable[..., Any], *, remove: str = "mutations") -> Callable[..., Any]:
+    """``torch.func.functionalize``; where a tracked tensor takes part the function itself, whose values it does not change."""
+    return handed_over(_torch_functionalize(func, remove=remove), func)
+
+
 #: Our transforms by the names under which torch looks up its own.
 _OURS: dict[str, Transform] = {
     "grad_and_value_impl": grad_and_value,
