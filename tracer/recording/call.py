@@ -21,6 +21,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
+from tracer.recording.inplace import check_write
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
@@ -28,6 +29,7 @@ from tracer.tracked_tensor import Tensor, plain_alias
 
 NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
+_OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -150,10 +152,18 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
         refuse_out(spelling.rule.name, kwargs)
         assert spelling.rule.decomposition is not None
-        result = spelling.rule.decomposition(*spelling.bind(args, kwargs))
-        return args[0].copy_(result) if spelling.inplace else result
+        bound = spelling.bind(args, kwargs)
+        if not spelling.inplace:
+            return spelling.rule.decomposition(*bound)
+        if not isinstance(bound[0], list | tuple):
+            return bound[0].copy_(spelling.rule.decomposition(*bound))
+        for target in bound[0]:  # before the first of them is written: a call that raises leaves all as they were
+            check_write(target, spelling.rule.name.rstrip("_"))
+        spelling.rule.decomposition(*bound)
+        return None if isinstance(func, _OVERLOADS) else bound[0]
     with DisableTorchFunctionSubclass():
-        return mark_constant(func(*args, **kwargs), args, kwargs)
+        result = func(*args, **kwargs)
+        return result if spelling.inplace else mark_constant(result, args, kwargs)
 
 
 def run_unrecorded(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
