@@ -5,10 +5,12 @@ Public names are preferred everywhere else. When a torch release renames somethi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed
 import torch.nested._internal.nested_tensor
 import torch.utils.checkpoint
 
@@ -97,3 +99,27 @@ UndefinedGrad: Any = TorchFunctions.UndefinedGrad
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
+
+#: What every collective goes through, however its function was imported; None where torch was built without ``torch.distributed``.
+ProcessGroup: Any = getattr(torch.distributed, "ProcessGroup", None)
+
+#: Where DistributedDataParallel, and ``replicate`` that is made of it, gets ready for a forward pass.
+PREPARE_FORWARD = "_pre_forward"
+
+#: The copying of a module to several devices, as DataParallel looks it up.
+data_parallel_module: Any = sys.modules["torch.nn.parallel.data_parallel"]
+
+#: Where torch's wrappers take over the parameters of a module, or a DTensor is made of a tensor: (module, class, method). The modules are
+#: slow to import, so they are only named. Those of other releases of torch are passed over.
+FULLY_SHARD = (("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),)
+FULLY_SHARDED_DATA_PARALLEL = (
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "__init__"),
+)
+DTENSOR_MODULE = "torch.distributed.tensor._api"
+MAKE_DTENSOR = (
+    (DTENSOR_MODULE, "DTensor", "from_local"),
+    ("torch.distributed.tensor.placement_types", "Shard", "_shard_tensor"),
+    ("torch.distributed.tensor.placement_types", "_StridedShard", "_shard_tensor"),
+    ("torch.distributed.tensor.placement_types", "Replicate", "_make_replicate_tensor"),
+    ("torch.distributed.tensor.placement_types", "Replicate", "_replicate_tensor"),  # before torch 2.13
+)
