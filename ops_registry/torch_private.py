@@ -123,3 +123,11 @@ MAKE_DTENSOR = (
     ("torch.distributed.tensor.placement_types", "Replicate", "_make_replicate_tensor"),
     ("torch.distributed.tensor.placement_types", "Replicate", "_replicate_tensor"),  # before torch 2.13
 )
+
+
+def creation_of(view: torch.Tensor) -> str:
+    """How torch remembers that a plain view was made, where it forbids to write into it: ``"NO_GRAD_MODE"``, ``"MULTI_OUTPUT_NODE"``.
+
+    The memory of a nested tensor is shown by such views: what is written there would never reach the nested tensor's own history.
+    """
+    return torch._C._autograd._get_creation_meta(view).name if view._base is not None else "DEFAULT"

@@ -22,6 +22,7 @@ from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
 from tracer.recording.inplace import check_write
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
@@ -81,6 +82,8 @@ def save_and_mark(
     if type(result) is _PLAIN:
         if result.dtype not in DIFFERENTIABLE or (rule.may_alias and came_in(result, bound, NO_KEYWORDS)):
             return result
+        if result.is_nested:
+            refuse_nested(rule.name)
         saved = save(plan, bound, result, by_products)
         node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved))
         return mark(result, node, bound[0])

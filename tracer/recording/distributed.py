@@ -18,8 +18,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.node import Leaf, RaisingNode
-from tracer.recording.inplace import check_write
-from tracer.recording.parents import DIFFERENTIABLE, any_node, nodes_in
+from tracer.recording.parents import DIFFERENTIABLE, any_node, holds_tracked, nodes_in
 from tracer.recording.views import prepare, rewrite
 from tracer.tracked_tensor import Tensor
 
@@ -162,7 +161,7 @@ COLLECTIVES = (
 def without_history(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     """A collective of a process group: what it writes has a history that raises in backward, where a gradient would be wanted.
 
-    torch warns there. The leaves that it writes into stay leaves.
+    torch warns there. The leaves that it writes into, themselves or through views, stay leaves.
     """
 
     def error() -> Exception:
@@ -174,13 +173,12 @@ def without_history(method: Callable[..., Any], name: str) -> Callable[..., Any]
 
     @functools.wraps(method)
     def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
-        nodes = nodes_in((args, kwargs)) if torch.is_grad_enabled() else []
-        if not nodes:
+        if not torch.is_grad_enabled() or not holds_tracked((args, kwargs)):
             return method(self, *args, **kwargs)
-        targets = list(_written(args[0] if args else next(iter(kwargs.values()))))
+        nodes = nodes_in((args, kwargs))
         with DisableTorchFunctionSubclass():
+            targets = list(_written(args[0] if args else next(iter(kwargs.values()))))
             for target in targets:
-                check_write(target, name)
                 prepare(target, name)
             work = method(self, *args, **kwargs)
             for target in targets:
@@ -191,9 +189,10 @@ def without_history(method: Callable[..., Any], name: str) -> Callable[..., Any]
 
 
 def _written(nest: Any) -> Iterable[torch.Tensor]:
-    """The tensors in a nest of lists that get a new history: all that can have one, but leaves that require grad."""
+    """The tensors in a nest of lists that get a new history: all that can have one, but leaves that require grad, and their views."""
     if isinstance(nest, torch.Tensor):
-        if nest.dtype in DIFFERENTIABLE and not isinstance(any_node(nest), Leaf):
+        memory = nest if nest._base is None else nest._base
+        if nest.dtype in DIFFERENTIABLE and not isinstance(any_node(memory), Leaf):
             yield nest
     elif isinstance(nest, list | tuple):
         for item in nest:

@@ -108,3 +108,14 @@ def nodes_in(nest: Any) -> list[Node]:
     if isinstance(nest, dict):
         nest = tuple(nest.values())
     return [n for item in nest for n in nodes_in(item)] if isinstance(nest, tuple | list) else []
+
+
+def holds_tracked(nest: Any) -> bool:
+    """Whether a tracked tensor that requires grad stands in a nest of tuples, lists and dicts: torch's own are no matter."""
+    if type(nest) is Tensor:
+        return nest._node is not None
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, tuple | list):
+        return False
+    return any(holds_tracked(value) for value in nest)

@@ -18,6 +18,7 @@ from tracer.node import Node, OpaqueNode
 from tracer.recording.call import refuse_out
 from tracer.recording.fallback import fallback_active, record_with_torch
 from tracer.recording.inplace import is_in_place, write_recorded
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, nodes_in
 from tracer.recording.python_functions import redispatch
 from tracer.recording.results import came_in, fresh_results, mark_all, mark_constant
@@ -120,8 +121,10 @@ def _record(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], 
 def _check_class(func: Callable[..., Any], result: torch.Tensor) -> None:
     """Raise ``UnsupportedError`` for a result of a class from which no gradient comes back."""
     kind: Any = type(result)
-    if result.is_nested or is_foreign(kind):
+    if result.is_nested:
+        refuse_nested(func)
+    if is_foreign(kind):
         raise UnsupportedError(
-            f"{qualified(func)}() made a {'nested tensor' if result.is_nested else kind.__name__} out of a tracked tensor that "
+            f"{qualified(func)}() made a {kind.__name__} out of a tracked tensor that "
             f"requires grad: no gradient can come back from there. Detach the tensor, or leave all of it to torch's own autograd."
         )

@@ -225,6 +225,12 @@ def gathered_into_views(x: Any) -> Any:
     return result
 
 
+def gathered_into_chunks(x: Any) -> Any:
+    result = torch.zeros(2)
+    dist.all_gather(list(result.chunk(1)), x)
+    return result
+
+
 def reduce_scattered(x: Any) -> Any:
     result = torch.zeros(2)
     dist.reduce_scatter_tensor(result, x)
@@ -244,7 +250,16 @@ def in_one_bucket(x: Any) -> Any:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize(
     "collective",
-    [all_reduce, gathered, gathered_into, gathered_into_views, reduce_scattered, broadcast, in_one_bucket],
+    [
+        all_reduce,
+        gathered,
+        gathered_into,
+        gathered_into_views,
+        gathered_into_chunks,
+        reduce_scattered,
+        broadcast,
+        in_one_bucket,
+    ],
 )
 def test_backward_through_a_collective_raises_and_fills_nothing(collective: Callable[[Any], Any]) -> None:
     x = leaf32(1.0, 2.0)
@@ -280,7 +295,7 @@ def test_values_of_a_collective_can_be_looked_at_beside_a_loss() -> None:
 def test_collectives_into_leaves_leave_them_leaves() -> None:
     x = leaf32(1.0, 2.0)
     broadcast(x)
-    all_reduce(x)
+    all_reduce(x.view(2))
     (x * x).sum().backward()
     assert x.is_leaf and x.grad is not None and x.grad.tolist() == [2.0, 4.0]
 
@@ -290,6 +305,16 @@ def test_collectives_without_gradients_leave_no_history() -> None:
     with torch.no_grad():
         assert not gathered(x * 2).requires_grad
     assert not gathered(x.detach()).requires_grad
+
+
+@pytest.mark.filterwarnings("ignore:c10d")
+def test_collectives_of_torchs_own_tensors_are_left_alone() -> None:
+    native = torch.ones(2, requires_grad=True)
+    for collective in (all_reduce, gathered):
+        result = collective(native * 2)
+        assert type(result) is torch.Tensor
+    all_reduce(native * 2).sum().backward()
+    assert native.grad is not None and native.grad.tolist() == [2.0, 2.0]
 
 
 def test_every_collective_of_a_process_group_that_writes_is_known() -> None:
