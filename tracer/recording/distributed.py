@@ -52,7 +52,8 @@ def refuse(wrapper: str, reason: str) -> NoReturn:
 
 def refuse_wrapped(module: torch.nn.Module) -> None:
     """Raise ``UnsupportedError`` where a module, or one inside it, is wrapped for training in several processes."""
-    for kind in {type(part) for part in module.modules()}:
+    kinds: set[Any] = {type(part) for part in module.modules()}
+    for kind in kinds:
         found = _wrapper_of(kind)
         if found is not None:
             refuse(*found)
@@ -69,7 +70,8 @@ def _wrapper_of(kind: type) -> tuple[str, str] | None:
 
 def refuse_replacement(module: torch.nn.Module, name: str, parameter: Any) -> None:
     """A hook on the registration of parameters: raises where a DTensor takes the place of a tracked one."""
-    if type(module._parameters.get(name)) is Tensor and type(parameter).__module__.startswith("torch.distributed."):
+    replaced: Any = module._parameters.get(name)
+    if type(replaced) is Tensor and type(parameter).__module__.startswith("torch.distributed."):
         refuse("distribute_module or parallelize_module", REPLACED)
 
 
