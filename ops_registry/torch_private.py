@@ -106,6 +106,13 @@ ProcessGroup: Any = getattr(torch.distributed, "ProcessGroup", None)
 #: Where DistributedDataParallel, and ``replicate`` that is made of it, gets ready for a forward pass.
 PREPARE_FORWARD = "_pre_forward"
 
+
+def in_data_parallel_forward(parameter: torch.Tensor) -> bool:
+    """Whether the forward pass of a module with this parameter, wrapped by DistributedDataParallel or ``replicate``, is running."""
+    active: Any = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    return active is not None and any(p is parameter for p in active._module_parameters)
+
+
 #: The copying of a module to several devices, as DataParallel looks it up.
 data_parallel_module: Any = sys.modules["torch.nn.parallel.data_parallel"]
 
@@ -114,6 +121,10 @@ data_parallel_module: Any = sys.modules["torch.nn.parallel.data_parallel"]
 FULLY_SHARD = (("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),)
 FULLY_SHARDED_DATA_PARALLEL = (
     ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "__init__"),
+)
+SHARDED_FORWARD = (
+    ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_pre_forward"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
 )
 DTENSOR_MODULE = "torch.distributed.tensor._api"
 MAKE_DTENSOR = (

@@ -21,6 +21,7 @@ from ops_registry.torch_private import (
     FULLY_SHARDED_DATA_PARALLEL,
     MAKE_DTENSOR,
     PREPARE_FORWARD,
+    SHARDED_FORWARD,
     CheckpointFrame,
     NestedTensor,
     ProcessGroup,
@@ -141,7 +142,7 @@ CHANGES: tuple[Change, ...] = (
         DistributedDataParallel,
         PREPARE_FORWARD,
         distributed.refusing_to_prepare(getattr(DistributedDataParallel, PREPARE_FORWARD)),
-        "its hooks never fire for parameters that were tracked later: each process would train for itself in silence",
+        "its hooks never fire for parameters tracked later, or beside tracked inputs: each process would train for itself in silence",
     ),
     Change(
         data_parallel_module,
@@ -174,6 +175,11 @@ LATER_CHANGES: tuple[LaterChange, ...] = tuple(
             FULLY_SHARDED_DATA_PARALLEL,
             distributed.refusing_to_flatten,
             "it puts one flat parameter in the place of tracked ones, and recording would end without a word",
+        ),
+        (
+            SHARDED_FORWARD,
+            distributed.refusing_to_prepare,
+            "beside tracked inputs its parameters get their gradients from our backward pass, which it does not hear of",
         ),
         (
             MAKE_DTENSOR,

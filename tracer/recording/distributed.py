@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import UnsupportedError
@@ -91,14 +92,24 @@ def refusing_to_reduce(init: Callable[..., None]) -> Callable[..., None]:
     return constructed
 
 
-def refusing_to_prepare(pre_forward: Callable[..., Any]) -> Callable[..., Any]:
-    """``DistributedDataParallel``'s preparation for a forward pass, which raises where a parameter was tracked since it was wrapped."""
+def refusing_to_prepare(prepare_forward: Callable[..., Any]) -> Callable[..., Any]:
+    """A wrapper's method that gets the inputs of a forward pass, raising for tracked ones, and for parameters that were tracked since.
 
-    @functools.wraps(pre_forward)
+    Its own parameters would be adopted by our backward pass, of which the wrapper does not hear.
+    """
+
+    @functools.wraps(prepare_forward)
     def prepared(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and _any_tracked(self._module_parameters):
-            refuse("DistributedDataParallel (or replicate, which is made of it)", NOT_AVERAGED)
-        return pre_forward(self, *inputs, **kwargs)
+        if torch.is_grad_enabled():
+            if _any_tracked(getattr(self, "_module_parameters", ())):
+                refuse("DistributedDataParallel (or replicate, which is made of it)", NOT_AVERAGED)
+            if _any_tracked(tree_leaves((inputs, kwargs))):
+                raise UnsupportedError(
+                    "a module wrapped by DistributedDataParallel, replicate, fully_shard or FullyShardedDataParallel got a tracked tensor: "
+                    "the gradients of its parameters would come from our backward pass, of which the wrapper does not hear, and each "
+                    "process would train for itself. Give it a plain tensor (x.data), or do not wrap the module."
+                )
+        return prepare_forward(self, *inputs, **kwargs)
 
     return prepared
 
@@ -145,7 +156,10 @@ def refusing_to_distribute(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def made(*args: Any, **kwargs: Any) -> Any:
         if _any_tracked(args) or _any_tracked(kwargs.values()):
-            refuse("distribute_tensor, or parallelize_module which calls it, or DTensor.from_local", REPLACED)
+            raise UnsupportedError(
+                "a DTensor (distribute_tensor, parallelize_module, DTensor.from_local) cannot be made of a tracked tensor: what is "
+                f"computed with it would not be recorded. Give it a plain tensor (x.data), or leave DTensors out. {REMEDY}"
+            )
         return function(*args, **kwargs)
 
     return made

@@ -145,6 +145,40 @@ def test_a_module_tracked_inside_its_wrapper_is_refused_at_the_next_forward_pass
         assert wrapped(torch.ones(1, 2)).shape == (1, 1)
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, data_parallel_by_replicate, sharded, parallelized])
+def test_a_tracked_input_of_a_wrapped_module_is_refused(
+    wrap: Callable[[torch.nn.Module], Any], requires_grad: bool
+) -> None:
+    wrapped = wrap(model())
+    x = tracer.tensor([[1.0, 1.0]], requires_grad=requires_grad)
+    with pytest.raises(tracer.UnsupportedError, match=r"(DistributedDataParallel|parallelize_module).*plain tensor"):
+        wrapped(x)
+    assert wrapped(x.data).shape == (1, 1)
+    if wrap is not parallelized:
+        with torch.no_grad():
+            wrapped(x)
+
+
+class Scaled(torch.nn.Linear):
+    """A layer that holds a tracked constant."""
+
+    def __init__(self) -> None:
+        super().__init__(2, 1)
+        self.scale = tracer.tensor([2.0, 2.0])
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.linear(input, self.weight * self.scale, self.bias)
+
+
+@pytest.mark.parametrize("wrap", [DistributedDataParallel, data_parallel_by_replicate])
+def test_a_tracked_tensor_inside_a_wrapped_module_is_refused(wrap: Callable[[torch.nn.Module], Any]) -> None:
+    wrapped = wrap(Scaled())
+    with pytest.raises(tracer.UnsupportedError, match=r"met a tracked tensor.*DistributedDataParallel"):
+        wrapped(torch.ones(1, 2))
+    (Scaled()(torch.ones(1, 2))).sum().backward()
+
+
 def test_checkpoint_wrappers_are_no_matter() -> None:
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -176,7 +210,7 @@ def test_a_distributed_tensor_is_not_made_of_a_tracked_one(placement: str) -> No
     where = [dtensor.Replicate() if placement == "Replicate" else dtensor.Shard(0)]
     x = leaf32(1.0, 2.0)
     for make in (dtensor.distribute_tensor, dtensor.DTensor.from_local):
-        with pytest.raises(tracer.UnsupportedError, match=r"distribute_tensor.*from_local"):
+        with pytest.raises(tracer.UnsupportedError, match=r"distribute_tensor.*from_local.*plain tensor"):
             make(x, mesh(), where)
         made = make(torch.ones(2, requires_grad=True), mesh(), where)
         assert made.requires_grad
@@ -358,6 +392,14 @@ def averaged(rank: int, tracked: bool) -> list[Any]:
     return [(p.tolist(), p.grad.tolist()) for p in module.parameters() if p.grad is not None]
 
 
+def beside_a_tracked_term(rank: int, tracked: bool) -> list[Any]:
+    """Gradients of a wrapped plain module whose result meets a tensor that is tracked, or is not."""
+    wrapped = DistributedDataParallel(model())
+    scale: Any = tracer.tensor([rank + 3.0], requires_grad=True) if tracked else torch.tensor([rank + 3.0])
+    (wrapped(torch.full((1, 2), rank + 1.0)) * scale).pow(2).sum().backward()
+    return [p.grad.tolist() for p in wrapped.parameters() if p.grad is not None]
+
+
 def through_collectives(rank: int, tracked: bool) -> list[Any]:
     """Gradients through torch's differentiable collectives."""
     from torch.distributed.nn import functional
@@ -414,7 +456,7 @@ def with_sharded_optimiser(rank: int, tracked: bool) -> list[Any]:
     return [p.tolist() for p in module.parameters()]
 
 
-SAME = (averaged, through_collectives, in_a_pipeline, with_sharded_optimiser)
+SAME = (averaged, beside_a_tracked_term, through_collectives, in_a_pipeline, with_sharded_optimiser)
 
 
 def all_of_them(rank: int) -> dict[str, Any]:
