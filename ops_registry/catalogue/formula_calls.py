@@ -22,7 +22,8 @@ from ops_registry.registry import lookup
 _UNKNOWN = object()
 
 #: Where a gradient is meant to end, and what only asks whether there is one.
-_ENDS: tuple[Any, ...] = (torch.Tensor.detach, vars(torch._C.TensorBase)["requires_grad"].__get__)
+_WANTED: Any = torch.Tensor.requires_grad
+_ENDS = (torch.Tensor.detach, _WANTED.__get__)
 
 #: Types of other things than tensors that formulas handle: a method of theirs that has no rule is taken for theirs.
 _PLAIN_TYPES = (str, list, tuple, dict, torch.Size)

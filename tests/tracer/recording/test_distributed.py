@@ -235,6 +235,27 @@ for call in (lambda: fully_shard(nn.track(torch.nn.Linear(2, 1)), mesh=mesh), la
     assert done.stdout.split() == ["refused", "refused"]
 
 
+def test_a_torch_without_distributed_can_be_used() -> None:
+    code = """
+import importlib.util, sys
+spec = importlib.util.spec_from_file_location("importing", "tracer/importing.py")
+importing = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(importing)
+names = ("_c10d_init", "_rpc_init", "_dist_autograd_init")
+forget = lambda module: [delattr(module, name) for name in names if hasattr(module, name)]
+sys.meta_path.insert(0, importing.AfterImport({"torch._C"}, forget))
+import torch, tracer, nn
+assert not torch.distributed.is_available()
+nn.track(torch.nn.Linear(2, 1))(torch.ones(1, 2)).sum().backward()
+try:
+    torch.nn.parallel.DistributedDataParallel(nn.track(torch.nn.Linear(2, 1)))
+except tracer.UnsupportedError:
+    print("refused")
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["refused"]
+
+
 # ---------------------------------------------------------------------- collectives
 def all_reduce(x: Any) -> Any:
     dist.all_reduce(x)
