@@ -5,12 +5,14 @@ Public names are preferred everywhere else. When a torch release renames somethi
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch._library.custom_ops
 import torch.autograd.forward_ad
+import torch.distributed
 import torch.nested._internal.nested_tensor
 import torch.utils._device
 import torch.utils.checkpoint
@@ -204,3 +206,47 @@ def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
         return getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs) or "default")
     except RuntimeError:
         return None
+
+
+#: What every collective goes through, however its function was imported; None where torch was built without ``torch.distributed``.
+ProcessGroup: Any = getattr(torch.distributed, "ProcessGroup", None)
+
+#: Where DistributedDataParallel, and ``replicate`` that is made of it, gets ready for a forward pass.
+PREPARE_FORWARD = "_pre_forward"
+
+
+def in_data_parallel_forward(parameter: torch.Tensor) -> bool:
+    """Whether the forward pass of a module with this parameter, wrapped by DistributedDataParallel or ``replicate``, is running."""
+    active: Any = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    return active is not None and any(p is parameter for p in active._module_parameters)
+
+
+#: The copying of a module to several devices, as DataParallel looks it up.
+data_parallel_module: Any = sys.modules["torch.nn.parallel.data_parallel"]
+
+#: Where torch's wrappers take over the parameters of a module, or a DTensor is made of a tensor: (module, class, method). The modules are
+#: slow to import, so they are only named. Those of other releases of torch are passed over.
+FULLY_SHARD = (("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),)
+FULLY_SHARDED_DATA_PARALLEL = (
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "__init__"),
+)
+SHARDED_FORWARD = (
+    ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_pre_forward"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+)
+DTENSOR_MODULE = "torch.distributed.tensor._api"
+MAKE_DTENSOR = (
+    (DTENSOR_MODULE, "DTensor", "from_local"),
+    ("torch.distributed.tensor.placement_types", "Shard", "_shard_tensor"),
+    ("torch.distributed.tensor.placement_types", "_StridedShard", "_shard_tensor"),
+    ("torch.distributed.tensor.placement_types", "Replicate", "_make_replicate_tensor"),
+    ("torch.distributed.tensor.placement_types", "Replicate", "_replicate_tensor"),  # before torch 2.13
+)
+
+
+def creation_of(view: torch.Tensor) -> str:
+    """How torch remembers that a plain view was made, where it forbids to write into it: ``"NO_GRAD_MODE"``, ``"MULTI_OUTPUT_NODE"``.
+
+    The memory of a nested tensor is shown by such views: what is written there would never reach the nested tensor's own history.
+    """
+    return torch._C._autograd._get_creation_meta(view).name if view._base is not None else "DEFAULT"

@@ -38,7 +38,7 @@ FLOORS = {
         ("recording",),
         ("graph",),
         ("tracked_tensor", "naming"),
-        ("node", "errors"),
+        ("node", "errors", "importing"),
     ),
     "ops_registry": (
         ("catalogue",),

@@ -5,19 +5,30 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
+from types import ModuleType
 from typing import Any
 
 import torch
 import torch.masked
 import torch.multiprocessing
+from torch.nn.modules.module import register_module_parameter_registration_hook
+from torch.nn.parallel import DistributedDataParallel
 
 from ops_registry.torch_private import (
+    DTENSOR_MODULE,
+    FULLY_SHARD,
+    FULLY_SHARDED_DATA_PARALLEL,
+    MAKE_DTENSOR,
+    PREPARE_FORWARD,
+    SHARDED_FORWARD,
     CheckpointFrame,
     DeviceContexts,
     NestedTensor,
+    ProcessGroup,
     ScriptFunction,
     ScriptMethod,
     SingleLevelFunction,
@@ -25,6 +36,7 @@ from ops_registry.torch_private import (
     Variable,
     any_requires_grad,
     custom_function_call,
+    data_parallel_module,
     module_apply,
     module_load,
     register_script_builtin,
@@ -41,8 +53,10 @@ from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
+from tracer.importing import AfterImport
 from tracer.node import Node
-from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
+from tracer.recording import distributed
+from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script
 from tracer.recording.conversions import (
     TYPED_CONSTRUCTORS,
     as_subclass,
@@ -61,6 +75,7 @@ from tracer.recording.guards import Disabled, DisabledForSubclasses
 from tracer.recording.intercept import intercept
 from tracer.recording.library_ops import asks_tracked_too
 from tracer.recording.module_parameters import loading_tracked, staying_tracked
+from tracer.recording.nested import refusing_tracked
 from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
 from tracer.recording.swapping import swapping
@@ -89,6 +104,27 @@ _ORIGINALS = (
     *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS),
     *(getattr(owner, name) for owner, name, _ in NUMBER_CONSTRUCTORS),
 )
+
+
+@dataclass(frozen=True)
+class LaterChange:
+    """The same for a class of a module that torch loads on demand: ``value`` takes the method that is there, and returns ours."""
+
+    module: str
+    owner: str
+    name: str
+    value: Callable[[Any], Any]
+    reason: str
+
+    def make(self, module: ModuleType) -> None:
+        """Make the change, if this release of torch has such a method."""
+        owner = getattr(module, self.owner, None)
+        there = vars(owner).get(self.name) if owner is not None else None
+        if there is None:
+            return
+        function = getattr(there, "__func__", None)
+        setattr(owner, self.name, self.value(there) if function is None else type(there)(self.value(function)))
+
 
 CHANGES: tuple[Change, ...] = (
     Change(
@@ -292,6 +328,62 @@ CHANGES: tuple[Change, ...] = (
         for name, value in (("save_inputs", save_inputs), ("get_inputs", get_inputs))
         if hasattr(CheckpointFrame, name)
     ),
+    Change(
+        DistributedDataParallel,
+        "__init__",
+        distributed.refusing_to_reduce(DistributedDataParallel.__init__),
+        "its C++ reducer takes the process down where the native requires_grad of a parameter is off",
+    ),
+    Change(
+        DistributedDataParallel,
+        PREPARE_FORWARD,
+        distributed.refusing_to_prepare(getattr(DistributedDataParallel, PREPARE_FORWARD)),
+        "its hooks never fire for parameters tracked later, or beside tracked inputs: each process would train for itself in silence",
+    ),
+    Change(
+        data_parallel_module,
+        "replicate",
+        distributed.refusing_to_copy(data_parallel_module.replicate),
+        "it copies parameters to other devices natively, and the gradients of the copies would not come back",
+    ),
+    *(
+        Change(
+            ProcessGroup,
+            name,
+            distributed.without_history(getattr(ProcessGroup, name), name),
+            "no collective reaches interception: what it writes would keep a history that is no longer true",
+        )
+        for name in distributed.COLLECTIVES
+        if hasattr(ProcessGroup, name)
+    ),
+)
+
+#: What is changed as soon as somebody loads the module, which takes long.
+LATER_CHANGES: tuple[LaterChange, ...] = tuple(
+    LaterChange(*place, value, reason)
+    for places, value, reason in (
+        (
+            FULLY_SHARD,
+            distributed.refusing_to_shard,
+            "it puts DTensors in the place of tracked parameters, and recording would end without a word",
+        ),
+        (
+            FULLY_SHARDED_DATA_PARALLEL,
+            distributed.refusing_to_flatten,
+            "it puts one flat parameter in the place of tracked ones, and recording would end without a word",
+        ),
+        (
+            SHARDED_FORWARD,
+            distributed.refusing_to_prepare,
+            "beside tracked inputs its parameters get their gradients from our backward pass, which it does not hear of",
+        ),
+        (
+            MAKE_DTENSOR,
+            distributed.refusing_to_distribute,
+            "a DTensor made of a tracked tensor records nothing, and some calls on it fail inside torch",
+        ),
+    )
+    for place in places
 )
 
 #: torch's functions that the floors above the class answer when a tracked tensor is among their arguments.
@@ -316,3 +408,13 @@ def install() -> None:
     ForkingPickler.register(Tensor, reduce_between_processes)
     # No attribute, so no ``Change``: ``isinstance(y.grad_fn, torch.autograd.graph.Node)`` holds.
     torch.autograd.graph.Node.register(Node)
+    sys.meta_path.insert(0, AfterImport({later.module for later in LATER_CHANGES}, _change_later))
+
+
+def _change_later(module: ModuleType) -> None:
+    for later in LATER_CHANGES:
+        if later.module == module.__name__:
+            later.make(module)
+    if module.__name__ == DTENSOR_MODULE:
+        # torch's own way to look at each parameter that a module gets; asked for only where there can be DTensors.
+        register_module_parameter_registration_hook(distributed.refuse_replacement)

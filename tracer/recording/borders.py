@@ -1,8 +1,8 @@
-"""Calls that never reach interception: of TorchScript, of sparse constructors, and those that a nested tensor answers.
+"""Calls that never reach interception: of TorchScript, and of sparse constructors.
 
 torch would run them on a tracked tensor and record nothing: a cut without a word. TorchScript is recorded as one opaque call here: torch's
-own autograd runs it, and our sweep asks it for the gradients. A sparse constructor lets itself be intercepted. A nested tensor beside one
-that requires grad raises. ``tracer.install`` puts these in the place of torch's own.
+own autograd runs it, and our sweep asks it for the gradients. A sparse constructor lets itself be intercepted. ``tracer.install`` puts
+these in the place of torch's own.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
-from tracer.errors import UnsupportedError
 from tracer.recording.fallback import record_with_torch
 from tracer.tracked_tensor import Tensor
 
@@ -65,17 +64,3 @@ def intercepted(construct: Callable[..., Any], position: int) -> Callable[..., A
         return made.requires_grad_() if wanted and not made.requires_grad else made
 
     return constructed
-
-
-def refusing_tracked(intercept: Callable[..., Any]) -> Any:
-    """The ``__torch_function__`` of nested tensors, which raises where a tracked tensor beside them would lose its gradient."""
-
-    def refused(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
-            raise UnsupportedError(
-                f"{getattr(func, '__name__', func)}() was called with a nested tensor and a tracked one that requires grad, which would "
-                f"lose its gradient: nested tensors are not supported. Pad them (to_padded_tensor), or leave all to torch's own autograd."
-            )
-        return intercept(func, types, args, kwargs)
-
-    return classmethod(refused)

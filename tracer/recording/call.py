@@ -22,6 +22,8 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
+from tracer.recording.inplace import check_write
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
@@ -30,6 +32,7 @@ from tracer.tracked_tensor import Tensor, plain_alias
 
 NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
+_OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -81,6 +84,8 @@ def save_and_mark(
     if type(result) is _PLAIN:
         if result.dtype not in DIFFERENTIABLE or (rule.may_alias and came_in(result, bound, NO_KEYWORDS)):
             return result
+        if result.is_nested:
+            refuse_nested(rule.name)
         saved = save(plan, bound, result, by_products)
         node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved))
         return mark(result, node, bound[0])
@@ -163,10 +168,18 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
         refuse_out(spelling.rule.name, kwargs)
         assert spelling.rule.decomposition is not None
-        result = spelling.rule.decomposition(*spelling.bind(args, kwargs))
-        return args[0].copy_(result) if spelling.inplace else result
+        bound = spelling.bind(args, kwargs)
+        if not spelling.inplace:
+            return spelling.rule.decomposition(*bound)
+        if not isinstance(bound[0], list | tuple):
+            return bound[0].copy_(spelling.rule.decomposition(*bound))
+        for target in bound[0]:  # before the first of them is written: a call that raises leaves all as they were
+            check_write(target, spelling.rule.name.rstrip("_"))
+        spelling.rule.decomposition(*bound)
+        return None if isinstance(func, _OVERLOADS) else bound[0]
     with DisableTorchFunctionSubclass():
-        return mark_constant(func(*args, **kwargs), args, kwargs)
+        result = func(*args, **kwargs)
+        return result if spelling.inplace else mark_constant(result, args, kwargs)
 
 
 def run_unrecorded(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -18,6 +18,7 @@ from ops_registry.torch_private import EnableTorchFunction, disabled_torch_funct
 from tracer.errors import UnsupportedError
 from tracer.naming import qualified
 from tracer.recording.inplace import is_in_place
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.results import came_in
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -176,12 +177,10 @@ def refuse_lost_history(name: str, results: Sequence[Any], arguments: tuple[Any,
             continue
         kind = type(result)
         if result.is_nested:
-            made = "nested tensor"
-        elif kind in (Tensor, torch.Tensor) or came_in(result, arguments, {}):
+            refuse_nested(name)
+        if kind in (Tensor, torch.Tensor) or came_in(result, arguments, {}):
             continue
-        else:
-            made = f"{kind.__module__}.{kind.__qualname__}"
         raise UnsupportedError(
-            f"{name}() made a {made} out of a tracked tensor (tracer.Tensor) that requires grad: no gradient can come back from there. "
+            f"{name}() made a {kind.__module__}.{kind.__qualname__} out of a tracked tensor (tracer.Tensor) that requires grad: no gradient can come back from there. "
             f"Detach the tracked tensor, unwrap the other one, or leave all of it to torch's own autograd (do not track)."
         )

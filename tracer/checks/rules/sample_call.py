@@ -41,7 +41,7 @@ class SampleCall:
     def __call__(self, leaves: list[Any]) -> Any:
         args, kwargs = arranged(self.spelling, tree_unflatten(leaves, self.spec))
         if self.spelling.inplace and args:
-            args = (args[0].clone(), *args[1:])
+            args = (tree_map(torch.clone, args[0]), *args[1:])
         return self.spelling.func(*args, **kwargs)
 
     def run_plain(self) -> Any:
