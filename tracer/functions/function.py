@@ -30,6 +30,7 @@ from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE, any_node
 from tracer.recording.results import mark, mark_constant
 from tracer.recording.saved import note_write, version_of
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.recording.views import WriteBan, ban_writes
 from tracer.tracked_tensor import Tensor, plain_alias
 
@@ -85,6 +86,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
                 f"forward of {title} wrote in place into an argument of shape {tuple(argument.shape)} that requires grad, without "
                 f"ctx.mark_dirty(): what else uses that tensor would not know. Mark it and return it, or write into a clone."
             )
+    refuse_lost_history(title, outputs, args)
     with DisableTorchFunctionSubclass():
         results = [_meta(o, constant) for o in outputs]
         parents = tuple([n for n in nodes if n is not None])
