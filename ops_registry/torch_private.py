@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 import torch.nested._internal.nested_tensor
+import torch.utils._pytree
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -85,6 +86,19 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
 
+#: The instances of compiled classes, as torch's C++ knows them and as Python sees them; and a result that is still being computed.
+ScriptObject: Any = torch._C.ScriptObject
+ScriptClass: Any = torch.jit.RecursiveScriptClass
+ScriptFuture: Any = torch._C.Future
+
+#: What a scripted module holds, read from the C++ module that a compiled method belongs to: no Python module need be at hand there.
+ParameterDict: Any = torch._C.ParameterDict
+BufferDict: Any = torch._C.BufferDict
+ModuleDict: Any = torch._C.ModuleDict
+
+#: torch's functions that trace; the last one is what its ONNX exporter calls.
+TRACERS = ("trace", "trace_module", "_get_trace_graph")
+
 #: ``register_script_builtin(function, "aten::name")``: TorchScript takes ``function`` for that op of torch's.
 register_script_builtin: Callable[[Callable[..., Any], str], None] = torch.jit._builtins._register_builtin
 
@@ -97,3 +111,7 @@ UndefinedGrad: Any = TorchFunctions.UndefinedGrad
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
+
+#: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten

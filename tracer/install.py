@@ -17,6 +17,7 @@ from ops_registry.torch_private import (
     ScriptFunction,
     ScriptMethod,
     SingleLevelFunction,
+    TRACERS,
     TorchFunctions,
     register_script_builtin,
 )
@@ -24,8 +25,9 @@ from tracer.backprop.api import backward, backward_of, grad
 from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
-from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script, refusing_tracked
+from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, refusing_tracked
 from tracer.recording.intercept import intercept
+from tracer.recording.script import copying, recording_script, saving, tracing
 from tracer.tracked_tensor import HANDLERS, Tensor
 
 
@@ -63,6 +65,30 @@ CHANGES: tuple[Change, ...] = (
         "__call__",
         recording_script(ScriptMethod.__call__),
         "as ScriptFunction, for methods of scripted modules",
+    ),
+    *(
+        Change(
+            torch.jit,
+            name,
+            tracing(getattr(torch.jit, name)),
+            "torch traces what its C++ sees, where a tracked parameter does not require grad: it would become a constant",
+        )
+        for name in TRACERS
+    ),
+    *(
+        Change(
+            torch.jit.RecursiveScriptModule,
+            name,
+            saving(getattr(torch.jit.RecursiveScriptModule, name)),
+            "torch writes to the file whether a parameter requires grad natively: loaded again, tracked ones would be constants",
+        )
+        for name in ("save", "save_to_buffer")
+    ),
+    Change(
+        torch.jit.RecursiveScriptModule,
+        "__deepcopy__",
+        copying(torch.jit.RecursiveScriptModule.__deepcopy__),
+        "torch copies in C++, where a tracked parameter does not require grad: the copy's would be constants",
     ),
     Change(
         NestedTensor,

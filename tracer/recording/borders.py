@@ -1,8 +1,7 @@
-"""Calls that never reach interception: of TorchScript, of sparse constructors, and those that a nested tensor answers.
+"""Calls that never reach interception: of sparse constructors, and those that a nested tensor answers.
 
-torch would run them on a tracked tensor and record nothing: a cut without a word. TorchScript is recorded as one opaque call here: torch's
-own autograd runs it, and our sweep asks it for the gradients. A sparse constructor lets itself be intercepted. A nested tensor beside one
-that requires grad raises. ``tracer.install`` puts these in the place of torch's own.
+torch would run them on a tracked tensor and record nothing: a cut without a word. A sparse constructor lets itself be intercepted. A nested
+tensor beside one that requires grad raises. ``tracer.install`` puts these in the place of torch's own.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from tracer.errors import UnsupportedError
-from tracer.recording.fallback import record_with_torch
 from tracer.tracked_tensor import Tensor
 
 
@@ -28,17 +26,6 @@ def _wants_gradient(nest: Any) -> bool:
     elif not isinstance(nest, tuple | list):
         return False
     return any(_wants_gradient(value) for value in nest)
-
-
-def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
-    """The ``__call__`` of compiled code, which records a call on tracked tensors as one opaque call."""
-
-    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled() and _wants_gradient((args, kwargs)):
-            return record_with_torch(lambda *a, **k: call(self, *a, **k), args, kwargs, self.name)
-        return call(self, *args, **kwargs)
-
-    return recorded
 
 
 #: torch's constructors of sparse tensors, with the position of the values among their arguments.

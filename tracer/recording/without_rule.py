@@ -94,7 +94,7 @@ def _record(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], 
     """The call, with a node that raises in backward, or that asks torch where the user wants it."""
     in_place = bool(args) and is_in_place(func)
     if fallback_active() and not in_place:
-        return record_with_torch(func, args, kwargs, registry.op_name(func))
+        return record_with_torch(func, args, kwargs, registry.op_name(func))[0]
     refuse_out(qualified(func), kwargs)
     if in_place and isinstance(args[0], tuple | list):
         raise UnsupportedError(
