@@ -5,10 +5,13 @@ Public names are preferred everywhere else. When a torch release renames somethi
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._higher_order_ops
+import torch.fx.experimental.proxy_tensor
 import torch.nested._internal.nested_tensor
 import torch.utils._pytree
 import torch.utils.checkpoint
@@ -86,9 +89,10 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
 
-#: The instances of compiled classes, as torch's C++ knows them and as Python sees them; and a result that is still being computed.
+#: The instances of compiled classes, as torch's C++ knows them and as Python sees them; compiled modules; a result still being computed.
 ScriptObject: Any = torch._C.ScriptObject
 ScriptClass: Any = torch.jit.RecursiveScriptClass
+ScriptModule: Any = torch.jit.RecursiveScriptModule
 ScriptFuture: Any = torch._C.Future
 
 #: What a scripted module holds, read from the C++ module that a compiled method belongs to: no Python module need be at hand there.
@@ -115,3 +119,24 @@ is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enab
 #: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
 tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten
+
+#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, and the
+#: list of modules that it leaves alone. Modules by name: loading them takes seconds, and most programs never need them.
+DYNAMO_BUILDER = "torch._dynamo.variables.builder"
+DYNAMO_ERRORS = "torch._dynamo.exc"
+DYNAMO_TYPES = "torch._dynamo.types"
+DYNAMO_SKIPPED = "torch._dynamo.trace_rules"
+
+#: What traces into ATen graphs, for ``make_fx`` and ``torch.export``.
+ProxyMode: Any = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
+
+
+#: The class of operators that take functions: what ``torch.cond`` and its kin are made of.
+HigherOrderOperator: Any = torch._ops.HigherOrderOperator
+
+
+def control_flow(name: str) -> tuple[list[Any], Callable[..., Any] | None]:
+    """One of torch's control flow functions (``scan`` and ``map`` have private names only), and the modules where users find it."""
+    home = importlib.import_module(f"torch._higher_order_ops.{name}")
+    function = getattr(home, name, None)
+    return [m for m in (torch, torch._higher_order_ops, home) if getattr(m, name, None) is function], function

@@ -12,13 +12,16 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import (
+    TRACERS,
     CheckpointFrame,
     NestedTensor,
+    ProxyMode,
     ScriptFunction,
     ScriptMethod,
+    ScriptModule,
     SingleLevelFunction,
-    TRACERS,
     TorchFunctions,
+    control_flow,
     register_script_builtin,
 )
 from tracer.backprop.api import backward, backward_of, grad
@@ -26,8 +29,10 @@ from tracer.functions.checkpoint import get_inputs, save_inputs
 from tracer.functions.function import apply
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, refusing_tracked
+from tracer.recording.compilers import taught, tracing_calls
+from tracer.recording.control_flow import EAGER, running_eagerly
 from tracer.recording.intercept import intercept
-from tracer.recording.script import copying, recording_script, saving, tracing
+from tracer.recording.script import copying, exporting, recording_script, saving, tracing
 from tracer.tracked_tensor import HANDLERS, Tensor
 
 
@@ -77,18 +82,48 @@ CHANGES: tuple[Change, ...] = (
     ),
     *(
         Change(
-            torch.jit.RecursiveScriptModule,
+            ScriptModule,
             name,
-            saving(getattr(torch.jit.RecursiveScriptModule, name)),
+            saving(getattr(ScriptModule, name)),
             "torch writes to the file whether a parameter requires grad natively: loaded again, tracked ones would be constants",
         )
         for name in ("save", "save_to_buffer")
     ),
     Change(
-        torch.jit.RecursiveScriptModule,
+        ScriptModule,
         "__deepcopy__",
-        copying(torch.jit.RecursiveScriptModule.__deepcopy__),
+        copying(ScriptModule.__deepcopy__),
         "torch copies in C++, where a tracked parameter does not require grad: the copy's would be constants",
+    ),
+    *(
+        Change(
+            owner,
+            name,
+            running_eagerly(theirs, ours),
+            "torch compiles these functions, eagerly too: tracked tensors would lose their history, or the compiler would fail",
+        )
+        for name, ours in EAGER.items()
+        for owners, theirs in (control_flow(name),)
+        if theirs is not None
+        for owner in owners
+    ),
+    Change(
+        torch,
+        "compile",
+        taught(torch.compile),
+        "torch's compiler takes a tracked tensor for one that records nothing: it has to give way, and is loaded with its first use",
+    ),
+    Change(
+        torch.export,
+        "export",
+        exporting(torch.export.export),
+        "torch exports what its C++ sees, where a tracked parameter does not require grad",
+    ),
+    Change(
+        ProxyMode,
+        "__torch_dispatch__",
+        tracing_calls(ProxyMode.__torch_dispatch__),
+        "make_fx turns its refusal of a tracked tensor into an error of Python's operators, which tells nothing",
     ),
     Change(
         NestedTensor,

@@ -92,8 +92,8 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
                 if "leaf Variable that requires grad" not in str(error):
                     raise
                 raise InPlaceError(
-                    f"the compiled code of {self.name} writes in place into what requires grad, an argument or a tensor of its module, which "
-                    f"cannot be recorded. Let it write into a clone."
+                    f"the compiled code of {self.name} writes in place into what requires grad, an argument or a tensor of its module: "
+                    f"that cannot be recorded. Let it write into a clone."
                 ) from error
             _check_results(self.name, result)
             return result
@@ -143,7 +143,7 @@ def _check_places(name: str, written: list[Held]) -> None:
 # ------------------------------------------------------------------ tracing
 
 
-class _Tracing(TorchFunctionMode):
+class _RefuseConstants(TorchFunctionMode):
     """Refuses tracked tensors that require grad while torch traces: it would take them for constants."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -161,19 +161,29 @@ class _Tracing(TorchFunctionMode):
 
 
 def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
-    """One of torch's functions that trace: it sees tracked example inputs and parameters as torch's own."""
+    """One of TorchScript's functions that trace: it sees tracked example inputs and parameters as torch's own."""
 
     @functools.wraps(trace)
     def traced(*args: Any, **kwargs: Any) -> Any:
+        with _RefuseConstants():
+            return trace(*args, **kwargs)
+
+    return exporting(traced)
+
+
+def exporting(export: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch's that reads a module and example inputs: it sees tracked ones, and tracked parameters, as torch's own."""
+
+    @functools.wraps(export)
+    def exported(*args: Any, **kwargs: Any) -> Any:
         given, structure = tree_flatten((args, kwargs))
         modules = [m for v in given if isinstance(m := getattr(v, "__self__", v), torch.nn.Module)]
         held = [t for module in modules for t in (*module.parameters(), *module.buffers())]
-        given = [_example(v) if type(v) is Tensor else v for v in given]
-        args, kwargs = tree_unflatten(given, structure)
-        with as_native(held), _Tracing():
-            return trace(*args, **kwargs)
+        args, kwargs = tree_unflatten([_example(v) if type(v) is Tensor else v for v in given], structure)
+        with as_native(held):
+            return export(*args, **kwargs)
 
-    return traced
+    return exported
 
 
 def _example(tensor: Tensor) -> torch.Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ops_registry import registry
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, HigherOrderOperator
 from tracer.errors import MissingRuleError, UnsupportedError
 from tracer.graph import enter
 from tracer.naming import describe, qualified
@@ -92,6 +92,11 @@ def call_without_rule(
 
 def _record(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The call, with a node that raises in backward, or that asks torch where the user wants it."""
+    if isinstance(func, HigherOrderOperator):
+        raise UnsupportedError(
+            f"torch.ops.higher_order.{func.name()} was called with a tracked tensor that requires grad: it runs functions where nothing "
+            f"is recorded. Call torch's function in front of it (torch.cond for cond), or the functions themselves."
+        )
     in_place = bool(args) and is_in_place(func)
     if fallback_active() and not in_place:
         return record_with_torch(func, args, kwargs, registry.op_name(func))[0]
