@@ -101,7 +101,7 @@ BufferDict: Any = torch._C.BufferDict
 ModuleDict: Any = torch._C.ModuleDict
 
 #: torch's functions that trace; the last one is what its ONNX exporter calls.
-TRACERS = ("trace", "trace_module", "_get_trace_graph")
+TRACERS: tuple[Any, ...] = (torch.jit.trace, torch.jit.trace_module, torch.jit._get_trace_graph)
 
 #: ``register_script_builtin(function, "aten::name")``: TorchScript takes ``function`` for that op of torch's.
 register_script_builtin: Callable[[Callable[..., Any], str], None] = torch.jit._builtins._register_builtin
@@ -135,8 +135,6 @@ ProxyMode: Any = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
 HigherOrderOperator: Any = torch._ops.HigherOrderOperator
 
 
-def control_flow(name: str) -> tuple[list[Any], Callable[..., Any] | None]:
-    """One of torch's control flow functions (``scan`` and ``map`` have private names only), and the modules where users find it."""
-    home = importlib.import_module(f"torch._higher_order_ops.{name}")
-    function = getattr(home, name, None)
-    return [m for m in (torch, torch._higher_order_ops, home) if getattr(m, name, None) is function], function
+def control_flow(name: str) -> Callable[..., Any] | None:
+    """One of torch's control flow functions; ``scan``, ``associative_scan`` and ``map`` have private names only."""
+    return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name, None)

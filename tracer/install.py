@@ -5,6 +5,10 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+import sys
+import types
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -48,6 +52,39 @@ class Change:
     script_name: str = ""
 
 
+def _calling(*args: Any, **kwargs: Any) -> Any:
+    """What the code of a redirected function is, but for the name of what it calls."""
+    return _replacement(*args, **kwargs)  # type: ignore[name-defined]  # noqa: F821
+
+
+def redirected(
+    function: Any, replacement: Callable[[Callable[..., Any]], Callable[..., Any]], reason: str
+) -> tuple[Change, ...]:
+    """What lets a function of torch's written in Python call another one, which ``replacement`` makes of a copy of it.
+
+    The function stays the same object: users import it by name, mostly before they import glassgrad.
+    """
+    names, name = function.__globals__, f"_glassgrad_{function.__name__}"
+    original = types.FunctionType(function.__code__, names, function.__name__, function.__defaults__)
+    original.__kwdefaults__ = function.__kwdefaults__
+    return (
+        Change(sys.modules[names["__name__"]], name, replacement(original), reason),
+        Change(
+            function,
+            "__signature__",
+            inspect.signature(function),
+            "what help() shows of the function that has other code now",
+        ),
+        Change(
+            function,
+            "__defaults__",
+            None,
+            "the code of the function, which is other code now, has no arguments to give them to",
+        ),
+        Change(function, "__code__", _calling.__code__.replace(co_name=function.__name__, co_names=(name,)), reason),
+    )
+
+
 CHANGES: tuple[Change, ...] = (
     Change(
         Tensor, "__torch_function__", classmethod(intercept), "the class stands below recording: its calls come here"
@@ -72,13 +109,13 @@ CHANGES: tuple[Change, ...] = (
         "as ScriptFunction, for methods of scripted modules",
     ),
     *(
-        Change(
-            torch.jit,
-            name,
-            tracing(getattr(torch.jit, name)),
+        change
+        for tracer in TRACERS
+        for change in redirected(
+            tracer,
+            tracing,
             "torch traces what its C++ sees, where a tracked parameter does not require grad: it would become a constant",
         )
-        for name in TRACERS
     ),
     *(
         Change(
@@ -96,27 +133,23 @@ CHANGES: tuple[Change, ...] = (
         "torch copies in C++, where a tracked parameter does not require grad: the copy's would be constants",
     ),
     *(
-        Change(
-            owner,
-            name,
-            running_eagerly(theirs, ours),
+        change
+        for name, ours in EAGER.items()
+        if (theirs := control_flow(name)) is not None
+        for change in redirected(
+            theirs,
+            functools.partial(running_eagerly, ours=ours),
             "torch compiles these functions, eagerly too: tracked tensors would lose their history, or the compiler would fail",
         )
-        for name, ours in EAGER.items()
-        for owners, theirs in (control_flow(name),)
-        if theirs is not None
-        for owner in owners
     ),
-    Change(
-        torch,
-        "compile",
-        taught(torch.compile),
+    *redirected(
+        torch.compile,
+        taught,
         "torch's compiler takes a tracked tensor for one that records nothing: it has to give way, and is loaded with its first use",
     ),
-    Change(
-        torch.export,
-        "export",
-        exporting(torch.export.export),
+    *redirected(
+        torch.export.export,
+        exporting,
         "torch exports what its C++ sees, where a tracked parameter does not require grad",
     ),
     Change(

@@ -24,6 +24,7 @@ _OURS = ("tracer", "ops_registry")
 _TRACEABLE = frozenset(
     f"tracer.{name}"
     for name in (
+        "install",
         "functions.function",
         "recording.borders",
         "recording.compilers",
@@ -69,7 +70,8 @@ def teach_dynamo() -> None:
             f"torch.compile came to a tracked tensor in {place}, which therefore runs eagerly from now on: the results are right, and "
             f"no faster. Compile the plain model with torch.compile, or leave torch.compile away."
         )
-        if code.co_filename not in told and self.tx.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+        ours = self.tx.f_globals.get("__name__", "").partition(".")[0] in _OURS
+        if not ours and code.co_filename not in told and not code.co_filename.startswith("<"):
             told.add(code.co_filename)
             warnings.warn(text, UserWarning, stacklevel=2)
         raise CompiledCodeError(text)
