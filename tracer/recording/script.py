@@ -27,7 +27,6 @@ from ops_registry.torch_private import (
 )
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.naming import qualified
-from tracer.node import tensors_in
 from tracer.recording.fallback import record_with_torch
 from tracer.recording.native import as_native
 from tracer.tracked_tensor import Tensor, is_parameter, mark_as_parameter, plain_alias, track_in_place
@@ -41,35 +40,50 @@ class Held(NamedTuple):
     tensor: torch.Tensor
 
 
+_MAY_HOLD_TENSORS = (torch.Tensor, list, tuple, dict, type(None))
+
+
 def state_of(module: Any, names: frozenset[str] = frozenset()) -> Iterator[Held]:
     """The parameters and buffers of a scripted module and its submodules, and what is found under the attributes ``names``."""
-    registered = (*ParameterDict(module).items(), *BufferDict(module).items())
-    for name, tensor in registered:
-        yield Held(module, name, tensor)
-    submodules = dict(ModuleDict(module).items())
-    for name in names - submodules.keys() - {name for name, _ in registered}:
-        if module.hasattr(name):
-            value = module.getattr(name)
-            if isinstance(value, torch.Tensor):
-                yield Held(module, name, value)
-            elif isinstance(value, list | tuple | dict):
-                yield from (Held(module, "", t) for t in tensors_in(tree_flatten(value)[0]))
-    for submodule in submodules.values():
+    for kind in (ParameterDict, BufferDict):
+        for name, tensor in kind(module).items():
+            yield Held(module, name, tensor)
+    for name in names:
+        value = module.getattr(name) if module.hasattr(name) else None
+        if isinstance(value, torch.Tensor):
+            yield Held(module, name, value)
+        elif isinstance(value, list | tuple | dict):
+            yield from (Held(module, "", t) for t in tree_flatten(value)[0] if isinstance(t, torch.Tensor))
+    for _, submodule in ModuleDict(module).items():
         yield from state_of(submodule, names)
 
 
-#: The attributes that the code of a compiled method reads or writes, in whatever module.
+#: What ``attributes_of`` has found.
 _attributes: MutableMapping[Any, frozenset[str]] = weakref.WeakKeyDictionary()
 
 
 def attributes_of(method: Any) -> frozenset[str]:
-    """The names of all attributes that a compiled method reads or writes, here and in what it calls."""
+    """The names of the attributes that a compiled method reads or writes, in whatever module, and that are not registered there.
+
+    Only those that may hold tensors: the type of an attribute never changes.
+    """
     found = _attributes.get(method)
     if found is None:
         graph = method.inlined_graph  # held: its nodes do not hold it
         nodes = [*graph.findAllNodes("prim::GetAttr"), *graph.findAllNodes("prim::SetAttr")]
-        found = _attributes[method] = frozenset(node.s("name") for node in nodes)
+        names = {node.s("name") for node in nodes}
+        found = _attributes[method] = frozenset(_unregistered(method.owner, names))
     return found
+
+
+def _unregistered(module: Any, names: set[str]) -> Iterator[str]:
+    submodules = dict(ModuleDict(module).items())
+    registered = {name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()} | submodules.keys()
+    for name in names - registered:
+        if module.hasattr(name) and isinstance(module.getattr(name), _MAY_HOLD_TENSORS):
+            yield name
+    for submodule in submodules.values():
+        yield from _unregistered(submodule, names)
 
 
 def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
