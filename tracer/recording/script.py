@@ -33,7 +33,7 @@ from tracer.tracked_tensor import Tensor, is_parameter, mark_as_parameter, plain
 
 
 class Held(NamedTuple):
-    """A tensor that a scripted module holds, and where; ``name`` is empty for one inside a list or dict."""
+    """A tensor that a scripted module holds, and where; ``name`` is empty for one inside a list, a dict or an object."""
 
     module: Any
     name: str
@@ -52,10 +52,19 @@ def state_of(module: Any, names: frozenset[str] = frozenset()) -> Iterator[Held]
         value = module.getattr(name) if module.hasattr(name) else None
         if isinstance(value, torch.Tensor):
             yield Held(module, name, value)
-        elif isinstance(value, list | tuple | dict):
-            yield from (Held(module, "", t) for t in tree_flatten(value)[0] if isinstance(t, torch.Tensor))
+        elif value is not None:
+            yield from (Held(module, "", t) for t in _tensors_inside(value))
     for _, submodule in ModuleDict(module).items():
         yield from state_of(submodule, names)
+
+
+def _tensors_inside(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists and dicts, and in the attributes of objects of compiled classes."""
+    for leaf in tree_flatten(value)[0]:
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):
+            yield from _tensors_inside(list(vars(leaf).values()))
 
 
 #: What ``attributes_of`` has found.
@@ -80,7 +89,8 @@ def _unregistered(module: Any, names: set[str]) -> Iterator[str]:
     submodules = dict(ModuleDict(module).items())
     registered = {name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()} | submodules.keys()
     for name in names - registered:
-        if module.hasattr(name) and isinstance(module.getattr(name), _MAY_HOLD_TENSORS):
+        value = module.getattr(name) if module.hasattr(name) else False
+        if isinstance(value, _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"):
             yield name
     for submodule in submodules.values():
         yield from _unregistered(submodule, names)
@@ -95,7 +105,9 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         module = getattr(self, "owner", None)  # a function has none
         names = frozenset[str]() if module is None else attributes_of(self)
         held = [] if module is None else [h.tensor for h in state_of(module, names)]
-        if not any(_wants_gradient(tensor) for tensor in (*held, *tree_flatten((args, kwargs))[0])):
+        given = tree_flatten((args, kwargs))[0]
+        held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
+        if not any(_wants_gradient(tensor) for tensor in (*held, *given)):
             return call(self, *args, **kwargs)
         before = {id(tensor) for tensor in held if tensor.requires_grad}
 
@@ -139,7 +151,9 @@ def _has_new_history(tensor: torch.Tensor, before: set[int]) -> bool:
 def _check_results(name: str, result: Any) -> None:
     """Raise ``UnsupportedError`` for a result that may hold tensors where no gradient can be followed."""
     for item in tree_flatten(result)[0]:
-        if isinstance(item, ScriptObject | ScriptClass | ScriptFuture):
+        opaque = isinstance(item, ScriptObject | ScriptClass | ScriptFuture)
+        holding = not isinstance(item, torch.Tensor) and any(t.requires_grad for t in _tensors_inside(item))
+        if opaque or holding:
             raise UnsupportedError(
                 f"the compiled code of {name} returned a {type(item).__name__}, into which a gradient cannot be followed. Return its "
                 f"tensors (of a Future: torch.jit.wait(it))."
@@ -149,8 +163,8 @@ def _check_results(name: str, result: Any) -> None:
 def _check_places(name: str, written: list[Held]) -> None:
     if not all(place.name for place in written):
         raise UnsupportedError(
-            f"the compiled code of {name} kept a tensor that requires grad in a list or dict of its module, where its history cannot be "
-            f"followed. Keep it as an attribute of its own, or detach it."
+            f"the compiled code of {name} kept a tensor that requires grad in a list, a dict or an object of its module, where its "
+            f"history cannot be followed. Keep it as an attribute of its own, or detach it."
         )
 
 

@@ -147,6 +147,50 @@ def test_a_state_that_compiled_code_keeps_has_its_history() -> None:
     torch.testing.assert_close(*gradients)
 
 
+@torch.jit.script
+class Scale:
+    def __init__(self, by: torch.Tensor) -> None:
+        self.by = by
+
+    def of(self, x: torch.Tensor) -> torch.Tensor:
+        return self.by * x
+
+
+class Holding(torch.nn.Module):
+    """Holds one tensor in each way that a compiled module can hold one beside parameters and buffers."""
+
+    def __init__(self, w: torch.Tensor) -> None:
+        super().__init__()
+        self.attribute, self.several, self.scale = w, [w], Scale(w)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.attribute * x + self.several[0] * x + self.scale.of(x)
+
+
+def test_tensors_that_a_compiled_module_holds_beside_parameters_get_their_gradients() -> None:
+    w = leaf32(1.0)
+    (torch.jit.script(Holding(w * 2))(torch.ones(1)).sum() + 0 * w.sum()).backward()
+    assert w.grad is not None and w.grad.tolist() == [6.0]
+
+
+@torch.jit.script
+def scaled(scale: Scale, x: torch.Tensor) -> torch.Tensor:
+    return scale.of(x)
+
+
+@torch.jit.script
+def making(x: torch.Tensor) -> Scale:
+    return Scale(x * 2)
+
+
+def test_an_object_as_argument_passes_gradients_and_one_as_result_raises() -> None:
+    w = leaf32(1.0)
+    (scaled(Scale(w), torch.ones(1)).sum() + 0 * w.sum()).backward()
+    assert w.grad is not None and w.grad.tolist() == [1.0]
+    with pytest.raises(tracer.UnsupportedError, match="returned a Scale"):
+        making(w)
+
+
 def test_forked_tasks_of_compiled_code_pass_gradients() -> None:
     @torch.jit.script
     def forked(x: torch.Tensor) -> torch.Tensor:
