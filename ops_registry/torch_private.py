@@ -5,16 +5,20 @@ Public names are preferred everywhere else. When a torch release renames somethi
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._higher_order_ops
 import torch._library.custom_ops
 import torch.autograd.forward_ad
 import torch.distributed
+import torch.fx.experimental.proxy_tensor
 import torch.nested._internal.nested_tensor
 import torch.utils._device
+import torch.utils._pytree
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -96,6 +100,20 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 #: Compiled code, whose calls never reach interception either.
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
+
+#: The instances of compiled classes, as torch's C++ knows them and as Python sees them; compiled modules; a result still being computed.
+ScriptObject: Any = torch._C.ScriptObject
+ScriptClass: Any = torch.jit.RecursiveScriptClass
+ScriptModule: Any = torch.jit.RecursiveScriptModule
+ScriptFuture: Any = torch._C.Future
+
+#: What a scripted module holds, read from the C++ module that a compiled method belongs to: no Python module need be at hand there.
+ParameterDict: Any = torch._C.ParameterDict
+BufferDict: Any = torch._C.BufferDict
+ModuleDict: Any = torch._C.ModuleDict
+
+#: torch's functions that trace; the last one is what its ONNX exporter calls.
+TRACERS: tuple[Any, ...] = (torch.jit.trace, torch.jit.trace_module, torch.jit._get_trace_graph)
 
 #: ``register_script_builtin(function, "aten::name")``: TorchScript takes ``function`` for that op of torch's.
 register_script_builtin: Callable[[Callable[..., Any], str], None] = torch.jit._builtins._register_builtin
@@ -250,3 +268,27 @@ def creation_of(view: torch.Tensor) -> str:
     The memory of a nested tensor is shown by such views: what is written there would never reach the nested tensor's own history.
     """
     return torch._C._autograd._get_creation_meta(view).name if view._base is not None else "DEFAULT"
+
+
+#: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten
+
+#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, and the
+#: list of modules that it leaves alone. Modules by name: loading them takes seconds, and most programs never need them.
+DYNAMO_BUILDER = "torch._dynamo.variables.builder"
+DYNAMO_ERRORS = "torch._dynamo.exc"
+DYNAMO_TYPES = "torch._dynamo.types"
+DYNAMO_SKIPPED = "torch._dynamo.trace_rules"
+
+#: What traces into ATen graphs, for ``make_fx`` and ``torch.export``.
+ProxyMode: Any = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
+
+
+#: The class of operators that take functions: what ``torch.cond`` and its kin are made of.
+HigherOrderOperator: Any = torch._ops.HigherOrderOperator
+
+
+def control_flow(name: str) -> Callable[..., Any] | None:
+    """One of torch's control flow functions; ``scan``, ``associative_scan`` and ``map`` have private names only."""
+    return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name, None)

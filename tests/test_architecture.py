@@ -38,7 +38,7 @@ FLOORS = {
         ("recording",),
         ("graph",),
         ("tracked_tensor", "naming"),
-        ("node", "errors", "importing"),
+        ("node", "errors", "importing", "changes"),
     ),
     "ops_registry": (
         ("catalogue",),

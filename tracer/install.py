@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.reduction import ForkingPickler
 from types import ModuleType
 from typing import Any
@@ -25,16 +25,20 @@ from ops_registry.torch_private import (
     MAKE_DTENSOR,
     PREPARE_FORWARD,
     SHARDED_FORWARD,
+    TRACERS,
     CheckpointFrame,
     DeviceContexts,
     NestedTensor,
     ProcessGroup,
+    ProxyMode,
     ScriptFunction,
     ScriptMethod,
+    ScriptModule,
     SingleLevelFunction,
     TorchFunctions,
     Variable,
     any_requires_grad,
+    control_flow,
     custom_function_call,
     data_parallel_module,
     module_apply,
@@ -48,6 +52,7 @@ from ops_registry.torch_private import (
 from tracer.backprop.api import backward, backward_of, grad
 from tracer.backprop.engine import Engine
 from tracer.backprop.progress import current_autograd_node, current_graph_task_id, will_engine_execute_node
+from tracer.changes import Change, LaterChange, redirected
 from tracer.func.handover import TRANSFORMS, functionalize
 from tracer.func.vmapped import flat_vmap
 from tracer.functions.checkpoint import get_inputs, save_inputs
@@ -56,7 +61,8 @@ from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.importing import AfterImport
 from tracer.node import Node
 from tracer.recording import distributed
-from tracer.recording.borders import SPARSE_CONSTRUCTORS, intercepted, recording_script
+from tracer.recording.compilers import taught, tracing_calls
+from tracer.recording.control_flow import EAGER, running_eagerly
 from tracer.recording.conversions import (
     TYPED_CONSTRUCTORS,
     as_subclass,
@@ -77,22 +83,11 @@ from tracer.recording.library_ops import asks_tracked_too
 from tracer.recording.module_parameters import loading_tracked, staying_tracked
 from tracer.recording.nested import refusing_tracked
 from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
+from tracer.recording.script import copying, exporting, recording_script, saving, tracing
+from tracer.recording.sparse_constructors import SPARSE_CONSTRUCTORS, intercepted
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
 from tracer.recording.swapping import swapping
 from tracer.tracked_tensor import HANDLERS, Tensor, reduce_between_processes
-
-
-@dataclass(frozen=True)
-class Change:
-    """``setattr(owner, name, value)``."""
-
-    owner: Any
-    name: str
-    value: Any
-    reason: str
-    #: The op of torch's that TorchScript is to take the value for, where it is one.
-    script_name: str = ""
-
 
 #: torch's functions that make a tensor of a tensor and intercept nothing, as ours stand in their place.
 _asarray, _as_tensor = converting(torch.asarray), converting(torch.as_tensor)
@@ -104,26 +99,6 @@ _ORIGINALS = (
     *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS),
     *(getattr(owner, name) for owner, name, _ in NUMBER_CONSTRUCTORS),
 )
-
-
-@dataclass(frozen=True)
-class LaterChange:
-    """The same for a class of a module that torch loads on demand: ``value`` takes the method that is there, and returns ours."""
-
-    module: str
-    owner: str
-    name: str
-    value: Callable[[Any], Any]
-    reason: str
-
-    def make(self, module: ModuleType) -> None:
-        """Make the change, if this release of torch has such a method."""
-        owner = getattr(module, self.owner, None)
-        there = vars(owner).get(self.name) if owner is not None else None
-        if there is None:
-            return
-        function = getattr(there, "__func__", None)
-        setattr(owner, self.name, self.value(there) if function is None else type(there)(self.value(function)))
 
 
 CHANGES: tuple[Change, ...] = (
@@ -173,6 +148,56 @@ CHANGES: tuple[Change, ...] = (
         "__call__",
         recording_script(ScriptMethod.__call__),
         "as ScriptFunction, for methods of scripted modules",
+    ),
+    *(
+        change
+        for tracer in TRACERS
+        for change in redirected(
+            tracer,
+            tracing,
+            "torch traces what its C++ sees, where a tracked parameter does not require grad: it would become a constant",
+        )
+    ),
+    *(
+        Change(
+            ScriptModule,
+            name,
+            saving(getattr(ScriptModule, name)),
+            "torch writes to the file whether a parameter requires grad natively: loaded again, tracked ones would be constants",
+        )
+        for name in ("save", "save_to_buffer")
+    ),
+    Change(
+        ScriptModule,
+        "__deepcopy__",
+        copying(ScriptModule.__deepcopy__),
+        "torch copies in C++, where a tracked parameter does not require grad: the copy's would be constants",
+    ),
+    *(
+        change
+        for name, ours in EAGER.items()
+        if (theirs := control_flow(name)) is not None
+        for change in redirected(
+            theirs,
+            functools.partial(running_eagerly, ours=ours),
+            "torch compiles these functions, eagerly too: tracked tensors would lose their history, or the compiler would fail",
+        )
+    ),
+    *redirected(
+        torch.compile,
+        taught,
+        "torch's compiler takes a tracked tensor for one that records nothing: it has to give way, and is loaded with its first use",
+    ),
+    *redirected(
+        torch.export.export,
+        exporting,
+        "torch exports what its C++ sees, where a tracked parameter does not require grad",
+    ),
+    Change(
+        ProxyMode,
+        "__torch_dispatch__",
+        tracing_calls(ProxyMode.__torch_dispatch__),
+        "make_fx turns its refusal of a tracked tensor into an error of Python's operators, which tells nothing",
     ),
     Change(
         NestedTensor,

@@ -67,7 +67,7 @@ def run_library_op(
     if schema.is_mutable or nested or not any(has_kernel(name, key) for key in _KEYS):
         return NO_BACKWARD
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
-        return record_with_torch(func, args, kwargs, str(func))
+        return record_with_torch(func, args, kwargs, str(func))[0]
     return NO_BACKWARD
 
 

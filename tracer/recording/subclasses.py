@@ -181,6 +181,7 @@ def refuse_lost_history(name: str, results: Sequence[Any], arguments: tuple[Any,
         if kind in (Tensor, torch.Tensor) or came_in(result, arguments, {}):
             continue
         raise UnsupportedError(
-            f"{name}() made a {kind.__module__}.{kind.__qualname__} out of a tracked tensor (tracer.Tensor) that requires grad: no gradient "
-            f"can come back from there. Detach the tracked tensor, unwrap the other one, or leave all of it to torch's own autograd (do not track)."
+            f"{name}() made a {kind.__module__}.{kind.__qualname__} out of a tracked tensor (tracer.Tensor) that requires grad: no "
+            f"gradient can come back from there. Detach the tracked tensor, unwrap the other one, or leave all of it to torch's own "
+            f"autograd (do not track)."
         )

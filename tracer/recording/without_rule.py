@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ops_registry.signatures import is_custom
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, HigherOrderOperator
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.naming import qualified
@@ -72,9 +72,14 @@ def _record(
     func: Callable[..., Any], overload: Any, nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     """The call, with a node that raises in backward, or that asks torch where the user wants it."""
+    if isinstance(func, HigherOrderOperator):
+        raise UnsupportedError(
+            f"torch.ops.higher_order.{func.name()} was called with a tracked tensor that requires grad: it runs functions where nothing "
+            f"is recorded. Call torch's function in front of it (torch.cond for cond), or the functions themselves."
+        )
     written = written_arguments(func, overload, args, kwargs)
     if fallback_active() and not written and not is_custom(func):  # torch has no derivative of such an op either
-        return record_with_torch(func, args, kwargs, name_of(func))
+        return record_with_torch(func, args, kwargs, name_of(func))[0]
     refuse_out(qualified(func), kwargs)
     if written and overload is None and isinstance(args[0], tuple | list):
         raise UnsupportedError(
