@@ -12,8 +12,8 @@ from typing import Any
 
 from tracer.checks.conformance.operators import DTYPES, Way, load_ops, tier_of, ways
 from tracer.checks.conformance.samples import OpSample
-from tracer.checks.derivatives import Derivatives, first_difference
-from tracer.checks.leaves import tracked_leaf
+from tracer.checks.derivatives import Derivatives, first_difference, to_the_bit
+from tracer.checks.leaves import MakeLeaf, native_leaf, tracked_alone, tracked_leaf
 from tracer.checks.op_database import OP_DB, samples_of
 from tracer.checks.tolerances import database_tolerance
 
@@ -30,6 +30,10 @@ class Job:
     samples: int | None = None
     #: ``module:attribute`` of the list of operators.
     source: str = OP_DB
+    #: Every tensor lies in memory with gaps, an offset and its axes in reverse order.
+    noncontiguous: bool = False
+    #: ``all`` inputs are tracked and want a gradient, or ``one`` at a time while the rest are plain.
+    leaves: str = "all"
 
 
 @dataclass
@@ -77,8 +81,11 @@ class OpOutcome:
 
 
 def difference_between(ours: Derivatives, theirs: Derivatives) -> str:
-    """The first difference, said so that the same fault of two operators reads the same; empty if there is none."""
-    found = first_difference(ours, theirs, database_tolerance)
+    """The first difference, said so that the same fault of two operators reads the same; empty if there is none.
+
+    Values are compared to the bit: ours and torch's are those of the same kernel.
+    """
+    found = first_difference(ours, theirs, database_tolerance, to_the_bit)
     return "" if found is None else found.cause
 
 
@@ -93,7 +100,8 @@ def cause_of(error: BaseException) -> str:
 
 def _samples(op: Any, job: Job) -> Iterator[OpSample]:
     taken = samples_of(op, job.device, DTYPES[job.dtype], requires_grad=True)
-    return map(OpSample.of, itertools.islice(taken, job.samples))
+    samples = map(OpSample.of, itertools.islice(taken, job.samples))
+    return map(OpSample.noncontiguous, samples) if job.noncontiguous else samples
 
 
 def lost_op(job: Job, cause: str, seconds: float) -> OpOutcome:
@@ -117,7 +125,7 @@ def check_op(job: Job) -> OpOutcome:
         compared = set()
         for way in ways(op):
             for index, sample in enumerate(samples):
-                if _check_call(outcome, way, index, sample):
+                if _check_call(outcome, way, index, sample, job.leaves):
                     compared.add(index)
                     if way.name not in outcome.spellings:
                         outcome.spellings.append(way.name)
@@ -128,18 +136,38 @@ def check_op(job: Job) -> OpOutcome:
     return outcome
 
 
-def _check_call(outcome: OpOutcome, way: Way, index: int, sample: OpSample) -> bool:
+def _check_call(outcome: OpOutcome, way: Way, index: int, sample: OpSample, leaves: str) -> bool:
     """Compare one call; False where torch itself raises."""
     try:
         wanted, theirs = sample.native(way, outcome.order)
     except Exception:
         outcome.skipped += 1
         return False
+    if leaves == "one":
+        compared = [_check_leaf(outcome, way, index, sample, i) for i in wanted]
+        return any(compared)
+    _compare(outcome, way, index, sample, wanted, theirs, tracked_leaf)
+    return True
+
+
+def _check_leaf(outcome: OpOutcome, way: Way, index: int, sample: OpSample, leaf: int) -> bool:
+    """Compare one call in which one input alone wants a gradient; False where torch itself raises."""
+    try:
+        theirs = sample.derivatives(way, [leaf], outcome.order, native_leaf)
+    except Exception:
+        outcome.skipped += 1
+        return False
+    _compare(outcome, way, index, sample, [leaf], theirs, tracked_alone)
+    return True
+
+
+def _compare(
+    outcome: OpOutcome, way: Way, index: int, sample: OpSample, wanted: list[int], theirs: Derivatives, leaf: MakeLeaf
+) -> None:
     outcome.checks += 1
     try:
-        difference = difference_between(sample.derivatives(way, wanted, outcome.order, tracked_leaf), theirs)
+        difference = difference_between(sample.derivatives(way, wanted, outcome.order, leaf), theirs)
     except Exception as error:
         difference = cause_of(error)
     if difference:
         outcome.fail(difference, way.name, index, sample.text)
-    return True

@@ -4,9 +4,10 @@ Values, gradients and (``--order 2``) second derivatives are compared with torch
 cotangents, for every spelling and every sample. ``known_gaps.json`` names what is known to differ, with the reason. The exit
 status is 1 when anything else fails, and when something on that list passes.
 
-Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``; how
-they are run: ``--jobs N`` worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source
-MODULE:NAME`` take another list of known gaps and another list of operators.
+Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``,
+``--noncontiguous`` (every tensor with gaps in memory), ``--leaves one`` (one input tracked, the rest plain); how they are run: ``--jobs N``
+worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source MODULE:NAME`` take another
+list of known gaps and another list of operators. Values are compared to the bit.
 """
 
 from __future__ import annotations
@@ -186,6 +187,17 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ops", metavar="REGEX", type=re.compile, help="only operators whose name it finds a match in")
     parser.add_argument("--tier", choices=("A", "B", "C", "D"), help="only this tier")
     parser.add_argument("--samples", type=int, metavar="N", help="at most N samples an operator")
+    parser.add_argument(
+        "--noncontiguous",
+        action="store_true",
+        help="every tensor lies in memory with gaps, an offset and its axes reversed",
+    )
+    parser.add_argument(
+        "--leaves",
+        choices=("all", "one"),
+        default="all",
+        help="which inputs are tracked: all, or one at a time and the rest plain (default: all)",
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="worker processes; 0: none, for a debugger (default: 1)"
@@ -214,7 +226,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names:
         print("No operator fits these options.", file=sys.stderr)
         return 2
-    jobs = [Job(n, options.dtype, options.order, options.device, options.samples, options.source) for n in names]
+    how = options.dtype, options.order, options.device, options.samples, options.source
+    jobs = [Job(n, *how, options.noncontiguous, options.leaves) for n in names]
     outcomes = list(
         with_progress(
             run_all(Work(load_ops, options.source, check_op, lost_op), jobs, options.jobs, options.timeout), len(jobs)
@@ -228,6 +241,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "dtype": options.dtype,
             "order": options.order,
             "device": options.device,
+            "noncontiguous": options.noncontiguous,
+            "leaves": options.leaves,
             "summary": tier_rows(outcomes),
             "unexpected": [o.op for o in verdict.unexpected],
             "known": [o.op for o in verdict.known],
