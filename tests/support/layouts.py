@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from support.checking import Make
 
+from support.checking import Make
 from tracer.checks.leaves import foreign, non_contiguous
 
 
