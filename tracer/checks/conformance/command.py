@@ -42,6 +42,8 @@ class Gap:
     reason: str
     #: How the causes begin that it covers, so that a new fault of the same operator is not taken for the known one.
     causes: tuple[str, ...] = ("",)
+    #: The ``--leaves`` under which it fails; under each where empty.
+    leaves: str = ""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -49,13 +51,13 @@ class Gap:
         return (f"{self.op}.{self.variant}" if self.variant else self.op, self.dtype, self.order)
 
 
-def read_gaps(path: Path) -> dict[tuple[str, str, int], Gap]:
-    """The list of known gaps."""
+def read_gaps(path: Path, leaves: str = "") -> dict[tuple[str, str, int], Gap]:
+    """The list of known gaps, or of those that fail with these ``leaves``."""
     gaps = [Gap(**{**entry, "causes": tuple(entry.get("causes", ("",)))}) for entry in json.loads(path.read_text())]
     by_key = {gap.key: gap for gap in gaps}
     if len(by_key) != len(gaps):
         raise ValueError(f"{path} names a gap twice")
-    return by_key
+    return {key: gap for key, gap in by_key.items() if not leaves or gap.leaves in ("", leaves)}
 
 
 @dataclass
@@ -234,7 +236,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
     )
     outcomes.sort(key=lambda o: (o.tier, o.op))
-    verdict = judge(outcomes, read_gaps(options.gaps))
+    verdict = judge(outcomes, read_gaps(options.gaps, options.leaves))
     if options.json is not None:
         written = {
             "torch": torch.__version__,
