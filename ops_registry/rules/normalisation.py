@@ -119,8 +119,9 @@ def recorded_group_statistics(x, groups, eps, like):
 
 
 def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
-    samples, channels = input.shape[:2]
-    if num_groups <= 0 or channels % num_groups or (weight is not None and weight.shape != (channels,)):
+    samples, channels = input.shape[:2] if input.dim() > 1 else (0, 0)
+    fits = input.dim() > 1 and num_groups > 0 and channels % num_groups == 0
+    if not fits or (weight is not None and weight.shape != (channels,)):
         return torch.group_norm(input, num_groups, weight, bias, eps, cudnn_enabled), {}  # torch says what is wrong
     input, weight, bias = autocast_to_single(input, weight, bias)
     input = input.contiguous(memory_format=memory_layout(input))

@@ -6,11 +6,12 @@ for makes them contiguous first. The rules come from the registry, their calls f
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
-from support.checking import Case
+from support.checking import Case, rand
 from support.layouts import LAYOUTS
 from support.rule_cases import FILES, cases_of
 
@@ -19,6 +20,7 @@ from tracer.checks.derivatives import Derivatives, differentiate, first_differen
 from tracer.checks.leaves import MakeLeaf, can_have_gradient, leaves_of, native_leaf, non_contiguous, tracked_leaf
 
 FORWARD_RULES = sorted(name for name, rule in RULES.items() if rule.forward is not None)
+EPS = 1e-5
 
 #: Ops of which torch itself reads weight and bias by address, the memory of others if they are not contiguous. The truth is
 #: what it gives for contiguous ones.
@@ -91,3 +93,54 @@ def test_second_derivatives_do_not_depend_on_the_layout_of_the_arguments(
             continue  # torch cannot differentiate this call
         found = first_difference(run(c, turned, tracked_leaf, order=2), theirs, lambda _, c=c: (c.rtol, c.atol))
         assert found is None, f"{c}: {found}"
+
+
+def attention(x: torch.Tensor, *others: torch.Tensor, dropout: float = 0.0, mask: torch.Tensor | None = None) -> Any:
+    return torch._C._nn.scaled_dot_product_attention(x, *(others or (x, x)), mask, dropout)
+
+
+def bags(x: torch.Tensor, padding_idx: int) -> Any:
+    indices, offsets = torch.tensor([0, 1, 2], device=x.device), torch.tensor([0, 2], device=x.device)
+    return torch.embedding_bag(x, indices, offsets, False, 0, False, None, False, padding_idx)
+
+
+def labels(x: torch.Tensor, *shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.long, device=x.device)
+
+
+#: Calls that torch refuses before its kernel runs, on a tensor of shape (5, 3).
+REFUSED: dict[str, Callable[[torch.Tensor], Any]] = {
+    "rrelu, bounds the wrong way round": lambda x: torch.rrelu(x, 0.5, 0.1, True),
+    "rrelu, a bound that is infinite": lambda x: torch.rrelu(x, 0.1, float("inf"), True),
+    "rrelu, a bound that is nan": lambda x: torch.rrelu(x, float("nan"), 0.1, False),
+    "embedding_bag, padding_idx above": lambda x: bags(x, 5),
+    "embedding_bag, padding_idx below": lambda x: bags(x, -6),
+    "group_norm, no channels": lambda x: torch.group_norm(x[0], 1),
+    "group_norm, a weight of two dimensions": lambda x: torch.group_norm(x, 3, torch.ones_like(x[:1])),
+    "group_norm, a bias of another size": lambda x: torch.group_norm(x, 3, None, torch.ones_like(x[:, 0])),
+    "layer_norm, a weight of another size": lambda x: torch.layer_norm(x, [3], torch.ones_like(x[:, 0])),
+    "instance_norm, no statistics": lambda x: torch.instance_norm(
+        x[None], None, None, None, None, False, 0.1, EPS, True
+    ),
+    "nll_loss_nd, batch": lambda x: torch._C._nn.nll_loss_nd(x, labels(x, 4), None, 1, -100),
+    "nll_loss_nd, no dimensions": lambda x: torch._C._nn.nll_loss_nd(x.sum(), labels(x), None, 1, -100),
+    "nll_loss, images": lambda x: torch._C._nn.nll_loss(x[:, :, None, None], labels(x, 5, 1), None, 1, -100),
+    "nll_loss2d, no images": lambda x: torch._C._nn.nll_loss2d(x, labels(x, 5), None, 1, -100),
+    "nll_loss2d, one dimension": lambda x: torch._C._nn.nll_loss2d(x[:, :, None], labels(x, 5, 1), None, 1, -100),
+    "attention, one dimension": lambda x: attention(x[0], x, x),
+    "attention, two dtypes": lambda x: attention(x, x, x.float()),
+    "attention, a mask of integers": lambda x: attention(x, mask=labels(x, 5, 5).int()),
+    "attention, dropout above 1": lambda x: attention(x, dropout=1.5),
+    "dropout above 1": lambda x: torch.dropout(x, 1.5, True),
+    "alpha_dropout below 0": lambda x: torch.alpha_dropout(x, -1, True),
+}
+
+
+@pytest.mark.parametrize("call", REFUSED)
+def test_what_torch_refuses_is_refused_with_its_words(call: str, device: torch.device) -> None:
+    said = []
+    for leaf in (native_leaf, tracked_leaf):
+        with pytest.raises((RuntimeError, ValueError, IndexError)) as raised:
+            REFUSED[call](leaf(rand(5, 3)(device), True))
+        said.append((raised.type, str(raised.value)))
+    assert said[1] == said[0]

@@ -92,6 +92,7 @@ ROUNDED_OTHERWISE = {
     "std_mean": PARTS,
     "std_mean.unbiased": PARTS,
     "gradient": PARTS,
+    "cov": PARTS,
     "linalg.matrix_power": FOLDS,
     "linalg.lstsq": PARTS,
     "linalg.lstsq.grad_oriented": PARTS,
