@@ -89,6 +89,7 @@ class OpOutcome:
 ROUNDED_OTHERWISE = {
     "matmul": FOLDS,
     "__rmatmul__": FOLDS,
+    "nn.functional.linear": FOLDS,
     "std_mean": PARTS,
     "std_mean.unbiased": PARTS,
     "gradient": PARTS,
