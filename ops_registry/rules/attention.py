@@ -86,8 +86,19 @@ def cast(x, dtype):
     return x if x is None or not x.is_floating_point() or x.dtype == torch.double else x.to(dtype)
 
 
+def fits(query, key, value, attn_mask, dropout_p):
+    """Whether torch takes arguments of these ranks and dtypes; the shapes are checked by the products."""
+    same = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
+    mask_fits = attn_mask is None or attn_mask.dtype in (torch.bool, torch.float, query.dtype)
+    return same and mask_fits and 0 <= dropout_p <= 1
+
+
 def attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fused):
     """``O``, and what the rule needs beside the arguments; ``fused``: the fused kernel gives all gradients wanted."""
+    if not fits(query, key, value, attn_mask, dropout_p):
+        arguments = query, key, value, attn_mask, dropout_p, is_causal
+        refused = torch._C._nn.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+        return refused, {}  # torch has said what is wrong
     mask, mask_dtype = additive(attn_mask, query.dtype), None if attn_mask is None else attn_mask.dtype
     if fused and takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
         result, logsumexp = flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)

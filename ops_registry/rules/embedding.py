@@ -40,6 +40,10 @@ def _forward(
     weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
 ):
     """The op, and what its kernel noted for its own backward: the bag of each index, their sizes, and where each maximum came from."""
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        options = bool(scale_grad_by_freq), mode or 0, bool(sparse), per_sample_weights, bool(include_last_offset)
+        return torch.embedding_bag(weight, indices, offsets, *options, padding_idx), {}  # torch says what is wrong
     result = torch._embedding_bag(
         weight,
         *_by_address(indices, offsets),

@@ -1,5 +1,6 @@
 """Losses that are negative logarithms of likelihoods: of a class, a yes or no, a distribution, a count."""
 
+import functools
 import math
 
 import torch
@@ -35,12 +36,11 @@ def as_images(input, target):
     return input.reshape(n, classes, *sizes).contiguous(), target.reshape(n, *sizes)
 
 
-def nll_forward(input, target, weight, reduction, ignore_index):
-    """The loss, and the sum of the weights as by-product."""
+def nll_forward(op, ranks, input, target, weight, reduction, ignore_index):
+    """The loss, and the sum of the weights as by-product. ``ranks`` are those of the inputs that ``op`` takes."""
     rank = input.dim()
-    if rank > 2 and target.shape != (input.shape[0], *input.shape[2:]):
-        # Raises: torch says what does not fit.
-        return nn.nll_loss_nd(input, target, weight, reduction, ignore_index), {}
+    if rank not in ranks or (rank > 1 and target.shape != (input.shape[0], *input.shape[2:])):
+        return op(input, target, weight, reduction, ignore_index), {}  # raises: torch says what does not fit
     if rank <= 2:
         result, total = aten.nll_loss_forward(input, target, weight, reduction, ignore_index)
     else:
@@ -49,7 +49,9 @@ def nll_forward(input, target, weight, reduction, ignore_index):
     return result, {"total_weight": total}
 
 
-@backward(nn.nll_loss, nn.nll_loss2d, nn.nll_loss_nd, wrt="input", forward=nll_forward)
+@backward(nn.nll_loss, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss, (1, 2)))
+@backward(nn.nll_loss2d, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss2d, (4,)))
+@backward(nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, range(1, 65)))
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)

@@ -14,8 +14,7 @@ from support.border_outcomes import AS_TORCH, BOTH_RAISE, REFUSED, RIGHT, outcom
 import tracer
 
 #: What is not right today, by kind. Each list shrinks as its kind is mended, and a call that is right fails while it stands here.
-NOT_YET: dict[str, tuple[str, ...]] = {
-}
+NOT_YET: dict[str, tuple[str, ...]] = {}
 
 _FAILING = {name: kind for kind, names in NOT_YET.items() for name in names}
 

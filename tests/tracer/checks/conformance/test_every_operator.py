@@ -14,6 +14,13 @@ from tracer.checks.conformance.operators import applies, load_ops, tiers
 
 CHUNKS = 24
 
+#: The ways in which the command calls an operator.
+MODES: dict[str, dict[str, Any]] = {
+    "all leaves": {},
+    "one leaf": {"leaves": "one"},
+    "not contiguous": {"noncontiguous": True},
+}
+
 
 @pytest.fixture(scope="module")
 def op_db() -> dict[str, Any]:
@@ -23,10 +30,13 @@ def op_db() -> dict[str, Any]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("chunk", range(CHUNKS))
-def test_gradients_of_a_few_samples_of_every_operator_are_those_of_torch(chunk: int, op_db: dict[str, Any]) -> None:
-    gaps = read_gaps(KNOWN_GAPS)
+@pytest.mark.parametrize("how", MODES)
+def test_values_and_gradients_of_a_few_samples_of_every_operator_are_those_of_torch(
+    how: str, chunk: int, op_db: dict[str, Any]
+) -> None:
+    gaps = read_gaps(KNOWN_GAPS, MODES[how].get("leaves", "all"))
     mine = [name for name, op in op_db.items() if applies(op, "float64", 1, "cpu")][chunk::CHUNKS]
-    outcomes = [check_op(Job(name, samples=2)) for name in mine]
+    outcomes = [check_op(Job(name, samples=2, **MODES[how])) for name in mine]
     # Two samples need not be enough to show a gap; the command checks that each of them is still there.
     unexpected = judge(outcomes, gaps).unexpected
     assert {o.op: [f.cause for f in o.failures] for o in unexpected} == {}
