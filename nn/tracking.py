@@ -8,6 +8,7 @@ import torch
 
 import tracer
 from tracer.errors import UnsupportedError
+from tracer.recording.distributed import refuse_wrapped
 from tracer.tracked_tensor import mark_as_parameter, track_in_place
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -33,8 +34,10 @@ def track(module: M) -> M:
     they are; ``.grad`` and hooks are kept. Buffers stay plain. Lazy parameters are tracked once the first forward pass
     gives them a shape. Tracking twice changes nothing.
 
-    Raises ``UnsupportedError`` for parameters of other tensor subclasses (DTensor); the module is then as it was.
+    Raises ``UnsupportedError`` for parameters of other tensor subclasses (DTensor), and for a module that is wrapped for training in
+    several processes (DistributedDataParallel); the module is then as it was.
     """
+    refuse_wrapped(module)
     parameters = list(module.parameters())
     for parameter in parameters:
         check(parameter)
@@ -47,8 +50,8 @@ def check(parameter: Any) -> None:
     """Raise ``UnsupportedError`` for a parameter that cannot be tracked."""
     if type(parameter) not in _TRACKABLE:
         raise UnsupportedError(
-            f"a {type(parameter).__name__} cannot be tracked: parameters of other tensor subclasses keep their own "
-            f"class."
+            f"a {type(parameter).__name__} cannot be tracked: parameters of other tensor subclasses keep their own class. Leave the "
+            f"module to torch's own autograd, or track it before its parameters become of that class."
         )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 import torch
 
 from ops_registry.errors import RuleResultError
+from ops_registry.shared.precision import wide_dtype
 
 
 def project(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype, where: Callable[[], str]) -> torch.Tensor:
@@ -44,11 +45,14 @@ def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
 
 
 def _summed(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-    """The sum over the axes along which ``shape`` was broadcast. As few calls as possible, and no view where one sum will do."""
+    """The sum over the axes along which ``shape`` was broadcast. As few calls as possible, and no view where one sum will do.
+
+    Between two sums half precision stays wide, so that it is rounded once, at the end.
+    """
     lead = grad.dim() - len(shape)
     stretched = [lead + i for i, size in enumerate(shape) if size == 1 and grad.shape[lead + i] != 1]
     if not shape:
         return grad.sum()
     if stretched:
-        grad = grad.sum(stretched, keepdim=True)
+        grad = grad.sum(stretched, keepdim=True, dtype=wide_dtype(grad.dtype) if lead else None)
     return grad.sum(list(range(lead))) if lead else grad

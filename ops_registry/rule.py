@@ -110,6 +110,8 @@ class CallPlan:
     sources: tuple[int | None, ...]
     #: Positions of the saved values that may hold tensors or lists; the others are saved as they are.
     tensor_positions: tuple[int, ...] = ()
+    #: Which of the rule's inputs want a gradient, a bit each.
+    mask: int = 0
 
 
 @dataclass
@@ -195,7 +197,7 @@ class Rule:
             i for i, n in enumerate(saved_names) if n not in self.signature.plain and not self._is_meta(n)
         )
         gather = self._compile_gather(saved_names) if saved_names else None
-        return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions)
+        return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions, mask)
 
     def _is_meta(self, name: str) -> bool:
         return name not in self.signature.names and self.expression(name).startswith("_meta(")

@@ -62,8 +62,15 @@ def base_name(func: Callable[..., Any]) -> str:
     if name is None:
         raise RuleError(f"{func!r} is not a torch function: it has no name")
     if name == "__get__":  # a property, Tensor.T.__get__
-        return str(func.__self__.__name__)  # type: ignore[attr-defined]
+        return property_name(func)
     return str(name)
+
+
+def property_name(accessor: Any) -> str:
+    """The name of the property that ``__get__``, ``__set__`` or ``__delete__`` belongs to."""
+    owner = accessor.__self__
+    named: Any = owner.fget if isinstance(owner, property) else owner
+    return str(named.__name__)
 
 
 def _is_intercepted(func: Callable[..., Any]) -> bool:
@@ -172,7 +179,8 @@ def signature_of(func: Callable[..., Any]) -> Signature:
     # A slot (Tensor.__getitem__) has no schema; an in-place spelling shares that of the op it belongs to.
     for candidate in (name, name.strip("_"), name.rstrip("_")):
         packet = getattr(torch.ops.aten, candidate, None)
-        usable = {} if packet is None else {o: s for o, s in schemas(packet).items() if _usable(o, s)}
+        is_op = isinstance(packet, torch._ops.OpOverloadPacket)  # ``torch.ops.aten.__format__`` is a method
+        usable = {o: s for o, s in schemas(packet).items() if _usable(o, s)} if is_op else {}
         if usable and not name.startswith("__"):
             return _from_schemas(usable)
     stand_in = get_testing_overrides().get(func)

@@ -5,25 +5,38 @@ Public names are preferred everywhere else. When a torch release renames somethi
 
 from __future__ import annotations
 
+import importlib
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch._higher_order_ops
+import torch._library.custom_ops
+import torch.autograd.forward_ad
+import torch.distributed
+import torch.fx.experimental.proxy_tensor
 import torch.nested._internal.nested_tensor
+import torch.utils._device
+import torch.utils._pytree
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
 DisableTorchFunctionSubclass = torch._C.DisableTorchFunctionSubclass
 
-#: Namespaces in which torch keeps its C functions; interception reports calls under these names.
-C_NAMESPACES = (
-    torch._C._VariableFunctions,
-    torch._C._nn,
-    torch._C._special,
-    torch._C._linalg,
-    torch._C._fft,
-    torch._C._sparse,
-)
+#: The same, and modes off too.
+NativeDisableTorchFunction: Any = torch._C.DisableTorchFunction
+
+#: Namespaces in which torch keeps its C functions, by their names; interception reports calls under these.
+NAMED_C_NAMESPACES: dict[str, Any] = {
+    "torch._C._VariableFunctions": torch._C._VariableFunctions,
+    "torch._C._nn": torch._C._nn,
+    "torch._C._special": torch._C._special,
+    "torch._C._linalg": torch._C._linalg,
+    "torch._C._fft": torch._C._fft,
+    "torch._C._sparse": torch._C._sparse,
+}
+C_NAMESPACES = tuple(NAMED_C_NAMESPACES.values())
 
 #: torch's own switch, beneath the one that we put in its place so that tracked tensors follow it.
 set_anomaly_enabled: Callable[[bool, bool], None] = torch._C.set_anomaly_enabled
@@ -64,17 +77,20 @@ def storage_use_count(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata) - 1
 
 
+def storage_key(tensor: torch.Tensor) -> int:
+    """What tells the storage of ``tensor`` from all others that are alive.
+
+    The address of its data does not: it is 0 for every meta tensor and every fake one, and for every empty one.
+    """
+    return tensor.untyped_storage()._cdata
+
+
 #: ``saved_tensors_hooks(False)`` is the innermost pair of hooks that the user has set (``torch.autograd.graph.saved_tensors_hooks``), or
 #: None; torch offers no public way to ask.
 saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
 #: Turns interception on again inside a block where it is off: for user code that is called from there.
 EnableTorchFunction: Any = torch._C._EnableTorchFunction
-
-#: What tells torch's checkpoint that unpackings belong to one backward pass. Before torch 2.10 it has none, and recomputes for each.
-GraphExecGroup: Any = getattr(torch.utils.checkpoint, "GraphExecGroup", object)
-get_graph_exec_group: Callable[[], Any] = getattr(torch._C, "_get_graph_exec_group", lambda: None)
-set_graph_exec_group: Callable[[Any], None] = getattr(torch._C, "_set_graph_exec_group", lambda group: None)
 
 #: What one checkpointed stretch remembers. Since torch 2.13 it saves its inputs natively, where a tracked one would lose its history.
 CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
@@ -88,6 +104,20 @@ SingleLevelFunction: Any = torch.autograd.function._SingleLevelFunction
 ScriptFunction: Any = torch._C.ScriptFunction
 ScriptMethod: Any = torch._C.ScriptMethod
 
+#: The instances of compiled classes, as torch's C++ knows them and as Python sees them; compiled modules; a result still being computed.
+ScriptObject: Any = torch._C.ScriptObject
+ScriptClass: Any = torch.jit.RecursiveScriptClass
+ScriptModule: Any = torch.jit.RecursiveScriptModule
+ScriptFuture: Any = torch._C.Future
+
+#: What a scripted module holds, read from the C++ module that a compiled method belongs to: no Python module need be at hand there.
+ParameterDict: Any = torch._C.ParameterDict
+BufferDict: Any = torch._C.BufferDict
+ModuleDict: Any = torch._C.ModuleDict
+
+#: torch's functions that trace; the last one is what its ONNX exporter calls.
+TRACERS: tuple[Any, ...] = (torch.jit.trace, torch.jit.trace_module, torch.jit._get_trace_graph)
+
 #: ``register_script_builtin(function, "aten::name")``: TorchScript takes ``function`` for that op of torch's.
 register_script_builtin: Callable[[Callable[..., Any], str], None] = torch.jit._builtins._register_builtin
 
@@ -97,6 +127,31 @@ NestedTensor: Any = torch.nested._internal.nested_tensor.NestedTensor
 #: Where torch's own ``gradcheck`` looks up the identity that takes a gradient away, and that identity: it knows native tensors only.
 TorchFunctions: Any = torch._C._functions
 UndefinedGrad: Any = TorchFunctions.UndefinedGrad
+
+
+def onednn_takes_bfloat16() -> bool:
+    """Whether oneDNN's kernels take bfloat16 on this processor, in which torch then runs an LSTM through them."""
+    supported = getattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", None)
+    return supported is not None and supported()
+
+
+#: What ``torch.set_default_tensor_type`` calls: it takes none but torch's own classes of tensor types.
+set_default_tensor_type: Callable[[Any], None] = torch._C._set_default_tensor_type
+
+#: Where ``torch.set_default_device`` lists the functions that it gives a device.
+DeviceContexts: Any = torch.utils._device
+
+#: The ``__torch_function__`` of classes that answer no call; torch never calls it.
+disabled_torch_function: Any = torch._C._disabled_torch_function_impl
+
+#: What ``Module.to``, ``to_empty`` and their like go through: each parameter is given to a function, and replaced by what that returns.
+module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
+
+#: What ``Module.load_state_dict`` calls for each submodule: with ``assign=True`` it makes new parameters.
+module_load: Callable[..., None] = torch.nn.Module._load_from_state_dict
+
+#: How many ``TorchFunctionMode`` blocks are open in this thread.
+count_modes: Callable[[], int] = torch._C._len_torch_function_stack
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
@@ -115,3 +170,144 @@ def has_autocast_kernel(name: str, device: str) -> bool:
         full for full in names if torch._C._dispatch_has_kernel(full)
     ]  # TorchScript has ops that the dispatcher has not
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for full in known)
+
+
+_functorch = torch._C._functorch
+
+#: The wrappers of ``torch.func``: a tensor that stands for a batch of them inside ``torch.vmap``, or that ``torch.func.grad`` follows.
+is_batched: Callable[[torch.Tensor], bool] = _functorch.is_batchedtensor
+is_followed: Callable[[torch.Tensor], bool] = _functorch.is_gradtrackingtensor
+batch_level_of: Callable[[torch.Tensor], int] = _functorch.maybe_get_level
+batch_dim_of: Callable[[torch.Tensor], int] = _functorch.maybe_get_bdim
+unwrapped: Callable[[torch.Tensor], torch.Tensor] = _functorch.get_unwrapped
+#: ``add_batch_dim(tensor, dim, level)``: ``dim`` of ``tensor`` is the batch of that level.
+add_batch_dim: Callable[[torch.Tensor, int, int], torch.Tensor] = _functorch._add_batch_dim
+
+#: The modules where ``torch.func`` looks up its own parts at every call, however its public functions were bound.
+vmap_parts: Any = torch._functorch.vmap
+transform_parts: Any = torch._functorch.eager_transforms
+
+#: Where ``Function.apply`` goes inside a transform, and what a Function's ``vmap`` method is told.
+custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
+VmapInfo: Any = torch._functorch.autograd_function.VmapInfo
+
+
+def randomness_of_level() -> str:
+    """What the innermost ``torch.vmap`` was told about random numbers: "error", "different" or "same"."""
+    return torch._functorch.pyfunctorch.retrieve_current_functorch_interpreter().randomness()
+
+
+#: torch's own answers to what hooks ask about the backward pass around them. torch's Python code (``register_multi_grad_hook``, module
+#: trackers, FSDP) asks by these names alone, so ours stand in their place (``tracer/install.py``).
+native_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
+native_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
+native_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+torch_c: Any = torch._C
+
+#: The class of torch's engine, whose one instance queues callbacks and runs every native backward pass, and the class that holds it.
+ImperativeEngine: Any = torch._C._ImperativeEngine
+Variable: Any = torch.autograd.Variable
+
+#: How many ``TorchDispatchMode`` are on: each sees every call of a backward pass.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+
+#: torch's functions that put a dual number together and take it apart (``torch.autograd.forward_ad``); interception reports them.
+make_dual: Any = torch._VF._make_dual
+unpack_dual: Any = torch._VF._unpack_dual
+
+
+def dual_level() -> int:
+    """The innermost level of forward-mode AD (``torch.autograd.forward_ad.dual_level``), -1 outside of any."""
+    return torch.autograd.forward_ad._current_level
+
+
+#: What torch's library of ops asks at each call before it records it with the backward that the op brings.
+any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
+
+#: The implementations of ops that are written in Python, as ``namespace/op.overload/key``: torch tells them from those in C++ nowhere else.
+python_kernels: set[str] = torch.library._impls
+
+#: ``has_kernel("mylib::op", "Autograd")``: whether an op has an implementation of its own beneath a dispatch key.
+has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
+
+#: The object that ``torch.library.custom_op`` made for an overload, or None: it alone knows whether a backward was registered.
+library_op_definition: Callable[[Any], Any] = torch._library.custom_ops._maybe_get_opdef
+
+
+def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The overload that a call of a ``torch.ops`` packet means; None where it fits none. torch decides it inside the call."""
+    overloads = packet.overloads()
+    if len(overloads) == 1:
+        return getattr(packet, overloads[0])
+    try:
+        return getattr(packet, torch._C._jit_resolve_packet(packet._qualified_op_name, *args, **kwargs) or "default")
+    except RuntimeError:
+        return None
+
+
+#: What every collective goes through, however its function was imported; None where torch was built without ``torch.distributed``.
+ProcessGroup: Any = getattr(torch.distributed, "ProcessGroup", None)
+
+#: Where DistributedDataParallel, and ``replicate`` that is made of it, gets ready for a forward pass.
+PREPARE_FORWARD = "_pre_forward"
+
+
+def in_data_parallel_forward(parameter: torch.Tensor) -> bool:
+    """Whether the forward pass of a module with this parameter, wrapped by DistributedDataParallel or ``replicate``, is running."""
+    active: Any = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    return active is not None and any(p is parameter for p in active._module_parameters)
+
+
+#: The copying of a module to several devices, as DataParallel looks it up.
+data_parallel_module: Any = sys.modules["torch.nn.parallel.data_parallel"]
+
+#: Where torch's wrappers take over the parameters of a module, or a DTensor is made of a tensor: (module, class, method). The modules are
+#: slow to import, so they are only named. Those of other releases of torch are passed over.
+FULLY_SHARD = (("torch.distributed.fsdp._fully_shard._fsdp_param_group", "FSDPParamGroup", "__init__"),)
+FULLY_SHARDED_DATA_PARALLEL = (
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "__init__"),
+)
+SHARDED_FORWARD = (
+    ("torch.distributed.fsdp._fully_shard._fsdp_state", "FSDPState", "_pre_forward"),
+    ("torch.distributed.fsdp.fully_sharded_data_parallel", "FullyShardedDataParallel", "forward"),
+)
+DTENSOR_MODULE = "torch.distributed.tensor._api"
+MAKE_DTENSOR = (
+    (DTENSOR_MODULE, "DTensor", "from_local"),
+    ("torch.distributed.tensor.placement_types", "Shard", "_shard_tensor"),
+    ("torch.distributed.tensor.placement_types", "_StridedShard", "_shard_tensor"),
+    ("torch.distributed.tensor.placement_types", "Replicate", "_make_replicate_tensor"),
+    ("torch.distributed.tensor.placement_types", "Replicate", "_replicate_tensor"),  # before torch 2.13
+)
+
+
+def creation_of(view: torch.Tensor) -> str:
+    """How torch remembers that a plain view was made, where it forbids to write into it: ``"NO_GRAD_MODE"``, ``"MULTI_OUTPUT_NODE"``.
+
+    The memory of a nested tensor is shown by such views: what is written there would never reach the nested tensor's own history.
+    """
+    return torch._C._autograd._get_creation_meta(view).name if view._base is not None else "DEFAULT"
+
+
+#: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
+tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten
+
+#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, and the
+#: list of modules that it leaves alone. Modules by name: loading them takes seconds, and most programs never need them.
+DYNAMO_BUILDER = "torch._dynamo.variables.builder"
+DYNAMO_ERRORS = "torch._dynamo.exc"
+DYNAMO_TYPES = "torch._dynamo.types"
+DYNAMO_SKIPPED = "torch._dynamo.trace_rules"
+
+#: What traces into ATen graphs, for ``make_fx`` and ``torch.export``.
+ProxyMode: Any = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
+
+
+#: The class of operators that take functions: what ``torch.cond`` and its kin are made of.
+HigherOrderOperator: Any = torch._ops.HigherOrderOperator
+
+
+def control_flow(name: str) -> Callable[..., Any] | None:
+    """One of torch's control flow functions; ``scan``, ``associative_scan`` and ``map`` have private names only."""
+    return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name, None)

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.testing._internal.common_utils  # puts a hypothesis profile of its own in force: here, before ours
 from hypothesis import HealthCheck, settings
-from support.corners import fail_unless_run
+from support.proofs import fail_unless_run
 
 import ops_registry
 from ops_registry.registry import RULES, TABLE, active
@@ -35,7 +35,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """A test that ``docs/corners.md`` names as a proof runs wherever the tests do."""
+    """A test that a page names as a proof runs wherever the tests do."""
     report = yield
     fail_unless_run(report, item.path, getattr(item, "originalname", item.name))
     return report

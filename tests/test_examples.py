@@ -96,3 +96,9 @@ def test_they_work_on_plain_tensors_too() -> None:
 def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
     functions.main()
     assert capsys.readouterr().out.count("\n") == 7
+
+
+@pytest.mark.slow
+def test_the_physics_informed_network_finds_the_solution() -> None:
+    _, error = load_example("pinn").train(900)
+    assert error < 0.05

@@ -3,19 +3,23 @@
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from tracer import func
 from tracer.backprop.api import backward, grad
 from tracer.errors import (
     FreedGraphError,
     FunctionError,
     GradcheckError,
     GradientArgumentError,
+    InferenceTensorError,
     InPlaceError,
     MissingRuleError,
     NoHistoryError,
+    NotInBackwardError,
     OutArgumentError,
     OverwrittenError,
     SavedTensorHookError,
     SecondDerivativeError,
+    TransformError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -39,14 +43,17 @@ __all__ = [
     "Graph",
     "GraphNode",
     "InPlaceError",
+    "InferenceTensorError",
     "MissingRuleError",
     "NoHistoryError",
+    "NotInBackwardError",
     "OpCount",
     "OutArgumentError",
     "OverwrittenError",
     "SavedTensorHookError",
     "SecondDerivativeError",
     "Tensor",
+    "TransformError",
     "UnsupportedError",
     "UnusedInputError",
     "backward",
@@ -54,6 +61,7 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "fallback",
+    "func",
     "grad",
     "gradcheck",
     "gradgradcheck",

@@ -17,7 +17,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_anomaly
 from tracer.errors import AnomalyError
 from tracer.graph import set_default_recorder
 from tracer.naming import describe_node, user_frame
-from tracer.node import CallNode, Node, tensors_in
+from tracer.node import Node, tensors_in
 
 
 class Trace(NamedTuple):
@@ -44,7 +44,7 @@ class StackRecorder:
         """Note where the call of ``node`` is made."""
         frame = user_frame()
         stack = "" if frame is None else "".join(traceback.format_stack(frame))
-        node.extra().trace = Trace(_name(node), stack, visited.trace)
+        node.extra().trace = Trace(node.name(), stack, visited.trace)
 
 
 def switch(mode: bool, check_nan: bool = True) -> None:
@@ -66,7 +66,7 @@ def check(node: Node, grad_inputs: dict[int, Any]) -> None:
         for grad in tensors_in(grad_inputs[position]):
             if _has_nan(grad):
                 raise AnomalyError(
-                    f"Function '{_name(node)}' returned nan values in its {position}th output: the gradient of shape "
+                    f"Function '{node.name()}' returned nan values in its {position}th output: the gradient of shape "
                     f"{tuple(grad.shape)} that backward of {describe_node(node)} gives. The warning shows the call in the forward "
                     f"pass; keep its input away from where the derivative is infinite or undefined."
                 )
@@ -77,7 +77,7 @@ def show(node: Node) -> None:
     trace = trace_of(node)
     if trace is None:
         text = (
-            f"Error detected in {_name(node)}. No forward pass information available. Enable detect anomaly during forward "
+            f"Error detected in {node.name()}. No forward pass information available. Enable detect anomaly during forward "
             f"pass for more information."
         )
     else:
@@ -103,8 +103,3 @@ def _has_nan(grad: torch.Tensor) -> bool:
     with DisableTorchFunctionSubclass(), torch.no_grad():
         values = grad if grad.layout is torch.strided else grad.coalesce().values() if grad.is_sparse else grad.values()
         return bool(values.isnan().any())
-
-
-def _name(node: Node) -> str:
-    """As torch names it: ops have a number at the end, Functions none."""
-    return f"{node.name()}0" if isinstance(node, CallNode) else node.name()

@@ -33,8 +33,16 @@ class OverwrittenError(GlassgradError):
     """A tensor saved for backward was overwritten in place in between."""
 
 
+class InferenceTensorError(GlassgradError):
+    """A tensor that was made in inference mode was to be saved for backward, which torch forbids."""
+
+
 class InPlaceError(GlassgradError):
     """An in-place write that torch forbids, or one whose effect on the recorded history is not supported."""
+
+
+class TransformError(GlassgradError):
+    """A transform (``tracer.func``, ``torch.func``) was given what it cannot differentiate, or a structure that does not fit."""
 
 
 class OutArgumentError(GlassgradError):
@@ -51,6 +59,10 @@ class FunctionError(GlassgradError):
 
 class SecondDerivativeError(GlassgradError):
     """A derivative of a derivative was asked of something that can be differentiated only once."""
+
+
+class NotInBackwardError(GlassgradError):
+    """Something was asked that has an answer inside a backward pass only."""
 
 
 class SavedTensorHookError(GlassgradError):

@@ -13,6 +13,7 @@ from typing import Any
 import rustworkx as rx
 import torch
 
+from ops_registry.torch_private import storage_key
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
 from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
@@ -74,8 +75,9 @@ class Graph:
         """
         if self.record_lines:
             node.extra().line = user_line()
-        if _Current.graph is not None:
-            _Current.graph.note(node)
+        for recorder in (_Current.graph, self._outer[-1]):  # anomaly mode; a level of torch.vmap around this graph
+            if recorder is not None and not isinstance(recorder, Graph):
+                recorder.note(node)
         nodes = self._nodes
         nodes.append(weakref.ref(node))
         if len(nodes) > self._limit:
@@ -202,14 +204,14 @@ def _cut(node: Node) -> None:
 
 
 def kept_bytes(node: Node, seen: set[int]) -> int:
-    """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (addresses of storages), which it extends."""
+    """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (keys of storages), which it extends."""
     total = 0
     for tensor, _ in node.saved_versions:
         for part in parts_of(tensor):
-            storage = part.untyped_storage()
-            if storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
+            storage = storage_key(part)
+            if storage not in seen:
+                seen.add(storage)
+                total += part.untyped_storage().nbytes()
     return total
 
 

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import keyword
 import sys
+import types
 from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import torch
 
+from ops_registry.signatures import property_name
+from ops_registry.torch_private import NAMED_C_NAMESPACES
 from tracer.node import Node
 
 
 def qualified(func: Callable[..., Any]) -> str:
-    """How a user would write the function: ``torch.cdist``, ``torch.Tensor.mvlgamma``, ``torch.linalg.eig``."""
+    """How a user would write the function, in valid Python: ``torch.cdist``, ``torch.Tensor.mvlgamma``, ``torch.linalg.eig``."""
     if isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
-        return f"torch.ops.{func}"
+        return _dotted("torch.ops", str(func).split("."))
     name = getattr(func, "__name__", str(func))
-    if name == "__get__":
-        return f"torch.Tensor.{func.__self__.__name__}.__get__"  # type: ignore[attr-defined]
+    if name in ("__get__", "__set__", "__delete__"):
+        return f"torch.Tensor.{property_name(func)}.{name}"
     if getattr(torch.Tensor, name, None) is func:
         return f"torch.Tensor.{name}"
     for prefix, module in (
@@ -31,11 +35,23 @@ def qualified(func: Callable[..., Any]) -> str:
         short = name.removeprefix(f"{prefix.rpartition('.')[2]}_")
         if getattr(module, short, None) == func:
             return f"{prefix}.{short}"
-    if hasattr(
-        torch, name
-    ):  # torch._VF's function beneath a Python one of the same name: a rule for either covers both
-        return f"torch.{name}"
-    return f"torch._C._nn.{name}" if hasattr(torch._C._nn, name) else name
+    for prefix, module in (
+        ("torch", torch),  # torch._VF's function beneath a Python one of the same name: a rule for either covers both
+        ("torch.Tensor", torch.Tensor),
+        *NAMED_C_NAMESPACES.items(),
+    ):
+        if hasattr(module, name):
+            return f"{prefix}.{name}"
+    home = f"{getattr(func, '__module__', None)}.{getattr(func, '__qualname__', name)}"
+    return home if isinstance(func, types.FunctionType) and "<" not in home else name
+
+
+def _dotted(start: str, names: list[str]) -> str:
+    """``start.a.b``; a name that cannot stand after a dot, as the overload ``from``, is asked for by ``getattr``."""
+    for name in names:
+        legal = name.isidentifier() and not keyword.iskeyword(name)
+        start = f"{start}.{name}" if legal else f'getattr({start}, "{name}")'
+    return start
 
 
 def describe(values: tuple[Any, ...]) -> str:

@@ -28,15 +28,39 @@ Versions = Sequence[tuple[torch.Tensor, int]]
 class Extras:
     """What only some nodes have. A node that has one of these is visited in the general lane of a sweep."""
 
-    __slots__ = ("hooks", "line", "outputs", "packed", "post_hooks", "removed", "retain", "trace")
+    __slots__ = (
+        "accumulate_hooks",
+        "hooks",
+        "level",
+        "line",
+        "metadata",
+        "output_hooks",
+        "output_kinds",
+        "outputs",
+        "packed",
+        "post_hooks",
+        "prehooks",
+        "removed",
+        "retain",
+        "trace",
+    )
 
     def __init__(self) -> None:
+        #: Hooks on the result's tensor, hooks before the rule and hooks after it, in the order in which a sweep runs them.
         self.hooks: OrderedDict[int, Hook] = OrderedDict()
+        self.prehooks: OrderedDict[int, Callable[..., Any]] | None = None
         self.post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
+        #: Hooks on a leaf that run once its ``.grad`` is filled.
+        self.accumulate_hooks: OrderedDict[int, Callable[[torch.Tensor], None]] | None = None
         #: The tensor whose ``.grad`` backward is to fill though it is not a leaf.
         self.retain: weakref.ref[torch.Tensor] | None = None
         #: The Output nodes of a call with several differentiable results.
         self.outputs: list[weakref.ref[Output] | None] | None = None
+        #: By position among several results: the hooks on that result, which outlive its tensor, and its shape and dtype, where asked for.
+        self.output_hooks: dict[int, OrderedDict[int, Hook]] | None = None
+        self.output_kinds: dict[int, tuple[torch.Size, torch.dtype]] | None = None
+        #: What the user notes on the node.
+        self.metadata: dict[str, Any] | None = None
         #: The user's line, where a graph records lines.
         self.line: str | None = None
         #: Saved-tensor hooks have packed what the node saved.
@@ -45,10 +69,15 @@ class Extras:
         self.removed = False
         #: The stack of the call, where anomaly mode was on.
         self.trace: Any = None
+        #: The level of ``torch.vmap`` in which the node was recorded, once that has ended.
+        self.level: Any = None
 
 
 class Node:
-    """A place that gradients come to on their way back. What ``Tensor.grad_fn`` returns."""
+    """A place that gradients come to on their way back.
+
+    What ``Tensor.grad_fn`` returns has more, all that torch's own have (``tracer/recording/grad_fn.py``).
+    """
 
     __slots__ = ("__weakref__", "dtype", "extras", "parents", "saved", "saved_versions", "serial", "shape")
 
@@ -76,7 +105,7 @@ class Node:
 
     def name(self) -> str:
         """As torch's ``grad_fn.name()``."""
-        return f"{''.join(part.capitalize() for part in self.op.split('_'))}Backward"
+        return f"{''.join(part.capitalize() for part in self.op.split('_'))}Backward0"
 
     def extra(self) -> Extras:
         """The rarely used attributes, made when first asked for."""
@@ -119,25 +148,43 @@ class Node:
         reference = outputs[index]
         node = None if reference is None else reference()
         if node is None:
-            node = Output(self, index, result.shape, result.dtype)
-            outputs[index] = weakref.ref(node)
+            node = self._new_output(index, result.shape, result.dtype)
+        return node
+
+    def _new_output(self, index: int, shape: torch.Size, dtype: torch.dtype) -> Output:
+        extras = self.extra()
+        assert extras.outputs is not None
+        node = Output(self, index, shape, dtype)
+        extras.outputs[index] = weakref.ref(node)
+        if extras.output_hooks is not None and index in extras.output_hooks:
+            node.extra().hooks = extras.output_hooks[index]
+        return node
+
+    def at(self, index: int) -> Node | None:
+        """The node of result ``index`` without its tensor; None where that is gone and nobody has asked for ``grad_fn`` of it before."""
+        outputs = self.outputs
+        if outputs is None:
+            return self
+        reference = outputs[index]
+        node = None if reference is None else reference()
+        kinds = self.extra().output_kinds
+        if node is None and kinds is not None and index in kinds:
+            node = self._new_output(index, *kinds[index])
         return node
 
     @property
     def gradient_places(self) -> list[tuple[int, int | None] | None]:
-        """Where each gradient that hooks see belongs: position among the parents, and within a list of tensors; None for nowhere."""
-        places: list[tuple[int, int | None] | None] = []
-        for position, parent in enumerate(self.parents):
-            if type(parent) is tuple:
-                places.extend((position, i) if p is not None else None for i, p in enumerate(parent))
-            else:
-                places.append((position, None))
-        return places
+        """Where each gradient that hooks see belongs: position among the parents, and within a list of tensors; None for nowhere.
 
-    @property
-    def next_functions(self) -> tuple[tuple[Node, int], ...]:
-        """The nodes that backward goes to next, each with the index of the output it stands for, as in torch."""
-        return tuple((p.parents[0], p.index) if isinstance(p, Output) else (p, 0) for p in flat(self.parents))
+        As in torch there is one entry for each input that a gradient could go to.
+        """
+        return [place for position in range(len(self.parents)) for place in self._places_of(position)]
+
+    def _places_of(self, position: int) -> list[tuple[int, int | None] | None]:
+        parent = self.parents[position]
+        if type(parent) is tuple:
+            return [(position, i) if p is not None else None for i, p in enumerate(parent)]
+        return [(position, None)]
 
     def register_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """``hook(grad_inputs, grad_outputs)`` is called when the gradients of this call's inputs are there; it may return others."""
@@ -148,13 +195,12 @@ class Node:
 
     def register_prehook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """``hook(grad_outputs)`` is called before the rule; it may return other gradients."""
-
-        def before(grad: Any) -> Any:
-            several = isinstance(grad, tuple)
-            new = hook(grad if several else (grad,))
-            return new if several or not isinstance(new, tuple | list) else new[0]
-
-        return self.add_hook(before)
+        extras = self.extra()
+        if extras.prehooks is None:
+            extras.prehooks = OrderedDict()
+        handle = RemovableHandle(extras.prehooks)
+        extras.prehooks[handle.id] = hook
+        return handle
 
     def add_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook`` with the gradient of this node's result, once it is complete."""
@@ -202,6 +248,18 @@ class CallNode(Node):
     def saved_names(self) -> tuple[str, ...]:
         return self.plan.saved_names
 
+    @property
+    def gradient_places(self) -> list[tuple[int, int | None] | None]:
+        places: list[tuple[int, int | None] | None] = []
+        position = 0
+        for bit in range(len(self.plan.rule.inputs)):
+            if self.plan.mask >> bit & 1:
+                places += self._places_of(position)
+                position += 1
+            else:
+                places.append(None)
+        return places
+
 
 class Output(Node):
     """One of several differentiable results of a call; its only parent is the call's node."""
@@ -219,22 +277,34 @@ class Output(Node):
     def name(self) -> str:
         return self.parents[0].name() if self.parents else super().name()
 
+    def add_hook(self, hook: Hook) -> RemovableHandle:
+        handle = super().add_hook(hook)
+        if self.parents:
+            # The call knows them too: where no gradient comes for this result, they hear of that when the call is visited.
+            extras = self.parents[0].extra()
+            if extras.output_hooks is None:
+                extras.output_hooks = {}
+            extras.output_hooks[self.index] = self.extra().hooks
+        return handle
+
 
 class Leaf(Node):
     """Where a gradient ends: a tensor made by the user that requires grad. Holds the tensor weakly."""
 
-    __slots__ = ("tensor",)
+    __slots__ = ("adopted", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype) -> None:
+    def __init__(self, tensor: torch.Tensor, shape: torch.Size, dtype: torch.dtype, *, adopted: bool = False) -> None:
         super().__init__((), shape, dtype)
         self.tensor = weakref.ref(tensor)
+        #: It was made for a leaf of torch's own autograd, whose hooks torch holds.
+        self.adopted = adopted
 
     @property
     def op(self) -> str:
         return "leaf"
 
     def name(self) -> str:
-        return "AccumulateGrad"
+        return "torch::autograd::AccumulateGrad"
 
     @property
     def variable(self) -> torch.Tensor | None:

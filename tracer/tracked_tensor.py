@@ -1,6 +1,6 @@
 """The tracked tensor: a ``torch.Tensor`` whose calls are recorded. Its native ``requires_grad`` stays off, so torch records nothing.
 
-What the class gets from the floors above it, interception and ``backward``, ``tracer.install`` puts in.
+What the class gets from the floors above it, interception, ``grad_fn`` and ``backward``, ``tracer.install`` puts in.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import warnings
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
-from tracer.node import Leaf, Node, Output
+from tracer.node import Leaf, Node
 
 #: ``detach`` past our own override: a plain alias.
 plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
@@ -26,7 +27,7 @@ _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
-_OWN = frozenset({"_node", "_views", "_write_ban"})
+_OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
 
 
 class Tensor(torch.Tensor):
@@ -74,14 +75,6 @@ class Tensor(torch.Tensor):
     def is_leaf(self) -> bool:  # type: ignore[override]
         """Whether no recorded call made it."""
         return self._node is None or isinstance(self._node, Leaf)
-
-    @property
-    def grad_fn(self) -> Node | None:  # type: ignore[override]
-        """The node of the call that made it; None for a leaf."""
-        node = self._node
-        if isinstance(node, Output):  # one of several results: the node is that of the call, as in torch
-            return node.parents[0] if node.parents else node
-        return None if node is None or isinstance(node, Leaf) else node
 
     @property
     def grad(self) -> torch.Tensor | None:
@@ -163,7 +156,12 @@ class Tensor(torch.Tensor):
             raise NoHistoryError(
                 "post accumulate grad hooks cannot be registered on a tensor that is not a leaf requiring grad"
             )
-        return self._node.register_hook(hook)
+        extras = self._node.extra()
+        if extras.accumulate_hooks is None:
+            extras.accumulate_hooks = OrderedDict()
+        handle = RemovableHandle(extras.accumulate_hooks)
+        extras.accumulate_hooks[handle.id] = hook
+        return handle
 
     def detach(self) -> Tensor:
         """A tracked tensor that shares storage and has no history."""
@@ -178,11 +176,12 @@ class Tensor(torch.Tensor):
         return self
 
     def set_(self, *args: Any, **kwargs: Any) -> Tensor:
-        """As in torch, where the tensor has no history that the new memory would contradict; else ``InPlaceError``."""
-        if self._node is not None and torch.is_grad_enabled():
+        """As in torch, where no history would contradict the new memory, neither its own nor that of a source; else ``InPlaceError``."""
+        tensors = [t for t in (self, *args, *kwargs.values()) if type(t) is Tensor and t._node is not None]
+        if tensors and torch.is_grad_enabled():
             raise InPlaceError(
-                f"set_ gives other memory to a tensor of shape {tuple(self.shape)} that requires grad: its history would be that of "
-                f"values it no longer has. Call it under torch.no_grad(), or assign .data."
+                f"set_ gives other memory to a tensor, and one of shape {tuple(tensors[0].shape)} that requires grad takes part: a history "
+                f"would be that of values it no longer has, or be lost. Call it under torch.no_grad(), or assign .data."
             )
         with DisableTorchFunctionSubclass():
             TensorBase.set_(self, *args, **kwargs)
@@ -218,7 +217,9 @@ class Tensor(torch.Tensor):
             return memo[id(self)]
         if self._node is not None and not isinstance(self._node, Leaf):
             raise UnsupportedError(
-                f"only leaves can be deep-copied, and this tensor was made by {self._node.op}. Copy x.detach() instead."
+                f"only leaves can be deep-copied, and this tensor of shape {tuple(self.shape)} was made by {self._node.op}. Copy "
+                f"x.detach() instead. Where a module holds it since its last forward pass, as under the old torch.nn.utils.weight_norm "
+                f"and spectral_norm, use those of torch.nn.utils.parametrizations, or remove it before the copy (remove_weight_norm)."
             )
         with DisableTorchFunctionSubclass():
             twin = become_tracked(copy.deepcopy(plain_alias(self), memo))
@@ -242,6 +243,21 @@ class Tensor(torch.Tensor):
         elif self._node is not None:
             plain.requires_grad_()
         return plain.__reduce_ex__(protocol)
+
+
+def reduce_between_processes(tensor: Tensor) -> Any:
+    """How a tracked tensor is sent to another process, where its history cannot follow: it is the receiver that is told."""
+    if tensor.is_leaf:
+        return tensor.__reduce_ex__(None)
+    # Raised here, it would be printed by the thread that sends, and the receiver would wait for ever.
+    return _refuse_received, (tensor._node.op, tuple(tensor.shape))  # type: ignore[union-attr]
+
+
+def _refuse_received(op: str, shape: tuple[int, ...]) -> None:
+    raise UnsupportedError(
+        f"a tensor of shape {shape} with a history, made by {op}, was sent from another process (a DataLoader worker, a queue): no "
+        f"history crosses processes, and its gradient would be lost. Send x.detach(), or make it in this process (num_workers=0)."
+    )
 
 
 # Libraries pick their backend by the module of a tensor's class.
@@ -277,7 +293,7 @@ def track_in_place(tensor: Any) -> Tensor:
         # The dictionaries themselves, so that handles given out before still remove their hooks.
         extras = node.extra()
         extras.hooks = extras.hooks if hooks is None else hooks
-        extras.post_hooks = extras.post_hooks if post_hooks is None else post_hooks
+        extras.accumulate_hooks = post_hooks
     return tracked
 
 
@@ -309,7 +325,7 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
     """A tracked leaf that shares storage with ``tensor``; it requires grad if ``tensor`` does, unless ``requires_grad`` says so.
 
     Raises ``GradientArgumentError`` when ``requires_grad`` is asked for an integer or bool tensor, or ``tensor`` has a history;
-    ``UnsupportedError`` for a nested tensor.
+    ``UnsupportedError`` for a nested tensor, and for a subclass that works below torch's autograd (DTensor, fake tensors).
     """
     if tensor.is_nested:
         raise UnsupportedError(
@@ -321,9 +337,20 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
         raise GradientArgumentError(
             "track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach()."
         )
+    return _leaf(tensor, "track").requires_grad_(requires_grad)
+
+
+def _leaf(tensor: torch.Tensor, function: str) -> Tensor:
+    """A tracked tensor that shares storage with ``tensor`` and is no view of it."""
     with DisableTorchFunctionSubclass():
-        tracked: Any = torch.Tensor._make_subclass(Tensor, plain_alias(tensor))
-    return tracked.requires_grad_(requires_grad)
+        alias = plain_alias(tensor)
+        if type(alias) is not torch.Tensor:
+            raise UnsupportedError(
+                f"{function}() got a {type(alias).__module__}.{type(alias).__qualname__}, a class that works below torch's autograd "
+                f"(__torch_dispatch__) and cannot be tracked. Unwrap it, or leave all of it to torch's own autograd. For shapes alone, "
+                f"use the meta device."
+            )
+        return torch.Tensor._make_subclass(Tensor, alias)
 
 
 def tensor(
@@ -333,15 +360,16 @@ def tensor(
     device: torch.device | str | None = None,
     requires_grad: bool = False,
 ) -> Tensor:
-    """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class."""
+    """A tracked leaf holding a copy of ``data``: ``torch.tensor`` in every respect but the class.
+
+    Raises ``UnsupportedError`` for a tensor of a subclass that works below torch's autograd (DTensor, fake tensors).
+    """
     if isinstance(data, torch.Tensor):
         with DisableTorchFunctionSubclass():
             made = plain_alias(data).to(dtype=dtype, device=device, copy=True)
     else:
         made = torch.tensor(data, dtype=dtype, device=device)
-    with DisableTorchFunctionSubclass():
-        tracked: Any = torch.Tensor._make_subclass(Tensor, made)
-    return tracked.requires_grad_(requires_grad)
+    return _leaf(made, "tensor").requires_grad_(requires_grad)
 
 
 def _handlers() -> dict[Callable[..., Any], Callable[..., Any]]:

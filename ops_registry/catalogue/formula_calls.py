@@ -21,8 +21,9 @@ from ops_registry.registry import lookup
 
 _UNKNOWN = object()
 
-#: Where a gradient is meant to end.
-_ENDS = (torch.Tensor.detach,)
+#: Where a gradient is meant to end, and what only asks whether there is one.
+_WANTED: Any = torch.Tensor.requires_grad
+_ENDS = (torch.Tensor.detach, _WANTED.__get__)
 
 #: Types of other things than tensors that formulas handle: a method of theirs that has no rule is taken for theirs.
 _PLAIN_TYPES = (str, list, tuple, dict, torch.Size)

@@ -20,7 +20,7 @@ from ops_registry.catalogue.formula_calls import refuses, returns_none, without_
 from ops_registry.registry import RULES, TABLE, list_rules
 from ops_registry.rule import META, Formula, Rule
 from ops_registry.signatures import base_name
-from ops_registry.torch_private import C_NAMESPACES, schemas
+from ops_registry.torch_private import C_NAMESPACES, TensorBase, schemas
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "ops.md"
@@ -150,7 +150,9 @@ def _public_name(owner: str, name: str) -> str:
 
 def _owner(function: Any) -> str:
     name = base_name(function)
-    if getattr(function, "__name__", "") == "__get__" or getattr(torch.Tensor, name, None) is function:
+    if getattr(function, "__name__", "") == "__get__":
+        return "Tensor"
+    if any(getattr(kind, name, None) is function for kind in (torch.Tensor, TensorBase)):
         return "Tensor"
     if getattr(torch, name, None) is function:
         return "torch"

@@ -126,6 +126,8 @@ zero_gradient(*SLOPES, aten.hardshrink_backward, wrt="input")
 
 def rrelu_forward(input, lower, upper, training, generator):
     """The result, and the slope of each element as by-product."""
+    if not -math.inf < lower <= upper < math.inf:
+        return torch.rrelu(input, lower, upper, training, generator=generator), {}  # raises: torch says what is wrong
     noise = torch.empty_like(input, memory_format=torch.contiguous_format)  # the kernel fills it in this order
     result = nn.rrelu_with_noise(input, noise, lower, upper, training, generator)
     if not training:

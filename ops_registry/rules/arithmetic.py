@@ -5,6 +5,7 @@ import torch
 from ops_registry.declare import passes_through, zero_gradient
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj, scaled
+from ops_registry.shared.precision import wide
 
 # add: a + alpha b
 
@@ -104,12 +105,12 @@ passes_through(torch.addcmul, wrt="input")
 
 @backward(torch.addcmul, wrt="tensor1")
 def addcmul_tensor1(grad, tensor2, value):
-    return scaled(grad, value) * conj(tensor2)
+    return scaled(wide(grad), value) * conj(tensor2)
 
 
 @backward(torch.addcmul, wrt="tensor2")
 def addcmul_tensor2(grad, tensor1, value):
-    return scaled(grad, value) * conj(tensor1)
+    return scaled(wide(grad), value) * conj(tensor1)
 
 
 # addcdiv: a + value b / c
@@ -119,12 +120,12 @@ passes_through(torch.addcdiv, wrt="input")
 
 @backward(torch.addcdiv, wrt="tensor1")
 def addcdiv_tensor1(grad, tensor2, value):
-    return scaled(grad, value) / conj(tensor2)
+    return scaled(wide(grad), value) / conj(tensor2)
 
 
 @backward(torch.addcdiv, wrt="tensor2")
 def addcdiv_tensor2(grad, tensor1, tensor2, value):
-    return -(scaled(grad, value) * conj(tensor1 / tensor2 / tensor2))
+    return -(scaled(wide(grad), value) * conj(wide(tensor1) / tensor2 / tensor2))
 
 
 # lerp: a + weight (b - a)

@@ -16,6 +16,7 @@ from ops_registry.rules.dropout import drop, times_mask
 from ops_registry.shared.optional import total
 from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
+from ops_registry.torch_private import is_batched
 
 aten = torch.ops.aten
 flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
@@ -64,6 +65,8 @@ def takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa
         return False
     if not (query.numel() and key.numel() and value.numel()):
         return False  # it divides by the sizes, and would end the process
+    if is_batched(query) or is_batched(key) or is_batched(value):
+        return False  # inside torch.vmap the choice cannot be asked for
     choice = torch._fused_sdp_choice(query, key, value, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
     return choice == SDPBackend.FLASH_ATTENTION.value
 
@@ -83,8 +86,19 @@ def cast(x, dtype):
     return x if x is None or not x.is_floating_point() or x.dtype == torch.double else x.to(dtype)
 
 
+def fits(query, key, value, attn_mask, dropout_p):
+    """Whether torch takes arguments of these ranks and dtypes; the shapes are checked by the products."""
+    same = query.dtype == key.dtype == value.dtype and min(query.dim(), key.dim(), value.dim()) > 1
+    mask_fits = attn_mask is None or attn_mask.dtype in (torch.bool, torch.float, query.dtype)
+    return same and mask_fits and 0 <= dropout_p <= 1
+
+
 def attend(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, fused):
     """``O``, and what the rule needs beside the arguments; ``fused``: the fused kernel gives all gradients wanted."""
+    if not fits(query, key, value, attn_mask, dropout_p):
+        arguments = query, key, value, attn_mask, dropout_p, is_causal
+        refused = torch._C._nn.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+        return refused, {}  # torch has said what is wrong
     mask, mask_dtype = additive(attn_mask, query.dtype), None if attn_mask is None else attn_mask.dtype
     if fused and takes_flash(query, key, value, mask, dropout_p, is_causal, scale, enable_gqa):
         result, logsumexp = flash(query, key, value, dropout_p, is_causal, attn_mask=mask, scale=scale)

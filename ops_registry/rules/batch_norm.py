@@ -143,6 +143,9 @@ def repeated(samples, *per_channel):
 def forward_instance_norm(
     input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
 ):
+    if not use_input_stats and (running_mean is None or running_var is None):
+        given = input, weight, bias, running_mean, running_var, use_input_stats, momentum, eps, cudnn_enabled
+        return torch.instance_norm(*given), {}  # raises: torch says what is missing
     samples = input.shape[0]
     weight, bias, *running = repeated(samples, weight, bias, running_mean, running_var)
     result, extra = forward_batch_norm(

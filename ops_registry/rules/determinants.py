@@ -9,6 +9,7 @@ from torch.overrides import handle_torch_function, has_torch_function
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj
+from ops_registry.shared.decisions import everywhere
 from ops_registry.shared.recorded import recorded
 
 
@@ -20,11 +21,11 @@ def cofactors(matrix):
     """
     if has_torch_function((matrix,)):
         return handle_torch_function(cofactors, (matrix,), matrix)
-    return cofactors_of(*torch.linalg.lu_factor_ex(matrix)[:2])
+    return cofactors_of(*torch.linalg.lu_factor_ex(matrix)[:2], transposed=False)
 
 
-def cofactors_of(LU, pivots):
-    """``cofactors`` of the matrix with these factors."""
+def cofactors_of(LU, pivots, transposed):
+    """``cofactors`` of the matrix with these factors, or of the one whose transpose has them."""
     if LU.numel() == 0:
         return torch.zeros_like(LU)
     diagonal = LU.diagonal(dim1=-2, dim2=-1)
@@ -34,7 +35,7 @@ def cofactors_of(LU, pivots):
     swaps = (pivots != torch.arange(1, pivots.shape[-1] + 1, device=pivots.device)).sum(-1)
     det = moved.prod(-1) * (1 - 2 * (swaps % 2))
     scaled = conj(det)[..., None, None] * torch.eye(LU.shape[-1], dtype=LU.dtype, device=LU.device)
-    return torch.linalg.lu_solve(LU + torch.diag_embed(moved - diagonal), pivots, scaled, adjoint=True)
+    return torch.linalg.lu_solve(LU + torch.diag_embed(moved - diagonal), pivots, scaled, adjoint=not transposed)
 
 
 @backward(cofactors, wrt="matrix")
@@ -72,7 +73,7 @@ def moved_cofactors_matrix(grad, matrix, direction):
     # With B = A⁻¹ the second derivative is det A (tr BE tr BF - tr BEBF). Its derivative loses twice the digits that
     # the condition number takes, all of them at a singular matrix.
     limit = torch.finfo(matrix.dtype).eps ** (-1 / 3)
-    if not (torch.linalg.cond(matrix.detach()) <= limit).all():  # of a zero matrix it is nan
+    if not everywhere(torch.linalg.cond(matrix.detach()) <= limit):  # of a zero matrix it is nan
         raise UnsupportedCallError(
             f"det: its third derivative needs a matrix whose condition number is below {limit:.0f}"
         )
@@ -99,35 +100,35 @@ def products_without_two(values):
     return torch.where(identity, 0, before * after)
 
 
-def column_major(matrix):
-    """``matrix`` laid out column by column; of one laid out by rows, torch factorises the transpose instead."""
-    return matrix.mT.contiguous().mT
+def factorised_transposed(matrix):
+    """Whether torch factorises the transpose, as it does for the determinant of a real matrix laid out by rows."""
+    return matrix.is_contiguous() and not matrix.is_complex()
 
 
 def forward_det(matrix):
-    result, LU, pivots = torch._linalg_det(column_major(matrix))
-    return result, {"LU": LU, "pivots": pivots}
+    result, LU, pivots = torch._linalg_det(matrix)
+    return result, {"LU": LU, "pivots": pivots, "transposed": factorised_transposed(matrix)}
 
 
-def _det(grad, matrix, LU, pivots):
+def _det(grad, matrix, LU, pivots, transposed):
     # The factors are constants: of no use where backward is recorded.
-    return grad[..., None, None] * (cofactors(matrix) if recorded() else cofactors_of(LU, pivots))
+    return grad[..., None, None] * (cofactors(matrix) if recorded() else cofactors_of(LU, pivots, transposed))
 
 
 @backward(torch.det, wrt="input", forward=forward_det)
-def det(grad, input, LU, pivots):
-    return _det(grad, input, LU, pivots)
+def det(grad, input, LU, pivots, transposed):
+    return _det(grad, input, LU, pivots, transposed)
 
 
 @backward(torch.linalg.det, wrt="A", forward=forward_det)
-def linalg_det(grad, A, LU, pivots):
-    return _det(grad, A, LU, pivots)
+def linalg_det(grad, A, LU, pivots, transposed):
+    return _det(grad, A, LU, pivots, transposed)
 
 
 # d log det A = tr(A⁻¹ dA): its real part moves logabsdet, its imaginary part turns the sign
 
 
-def _slogdet(grad, matrix, sign, LU, pivots):
+def _slogdet(grad, matrix, sign, LU, pivots, transposed):
     grad_sign, grad_logabsdet = grad
     if grad_sign is not None and sign.is_complex():
         turn = -1j * (conj(grad_sign) * sign).imag
@@ -139,22 +140,22 @@ def _slogdet(grad, matrix, sign, LU, pivots):
     scaled = factor[..., None, None] * torch.eye(matrix.shape[-1], dtype=matrix.dtype, device=matrix.device)
     if recorded():  # the factors are constants
         return torch.linalg.solve_ex(matrix.mH, scaled)[0]
-    return torch.linalg.lu_solve(LU, pivots, scaled, adjoint=True)
+    return torch.linalg.lu_solve(LU, pivots, scaled, adjoint=not transposed)
 
 
 def forward_slogdet(matrix, names=torch.return_types.linalg_slogdet):
-    *results, LU, pivots = torch._linalg_slogdet(column_major(matrix))
-    return names(results), {"LU": LU, "pivots": pivots}
+    *results, LU, pivots = torch._linalg_slogdet(matrix)
+    return names(results), {"LU": LU, "pivots": pivots, "transposed": factorised_transposed(matrix)}
 
 
 @backward(torch.slogdet, wrt="input", forward=lambda matrix: forward_slogdet(matrix, torch.return_types.slogdet))
-def slogdet(grad, input, sign, LU, pivots):
-    return _slogdet(grad, input, sign, LU, pivots)
+def slogdet(grad, input, sign, LU, pivots, transposed):
+    return _slogdet(grad, input, sign, LU, pivots, transposed)
 
 
 @backward(torch.linalg.slogdet, wrt="A", forward=forward_slogdet)
-def linalg_slogdet(grad, A, sign, LU, pivots):
-    return _slogdet(grad, A, sign, LU, pivots)
+def linalg_slogdet(grad, A, sign, LU, pivots, transposed):
+    return _slogdet(grad, A, sign, LU, pivots, transposed)
 
 
 @decomposition(torch.logdet)

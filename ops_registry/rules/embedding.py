@@ -5,6 +5,7 @@ import torch
 from ops_registry.declare import no_gradient
 from ops_registry.registry import backward
 from ops_registry.shared.picking import add_at, add_slices
+from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
 
 no_gradient(torch._C._nn.one_hot)
@@ -39,6 +40,10 @@ def _forward(
     weight, indices, offsets, scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
 ):
     """The op, and what its kernel noted for its own backward: the bag of each index, their sizes, and where each maximum came from."""
+    rows = weight.shape[0]
+    if padding_idx is not None and not -rows <= padding_idx < rows:
+        options = bool(scale_grad_by_freq), mode or 0, bool(sparse), per_sample_weights, bool(include_last_offset)
+        return torch.embedding_bag(weight, indices, offsets, *options, padding_idx), {}  # torch says what is wrong
     result = torch._embedding_bag(
         weight,
         *_by_address(indices, offsets),
@@ -104,5 +109,5 @@ def embedding_bag_weight(
 @backward(torch.embedding_bag, wrt="per_sample_weights")
 def embedding_bag_per_sample_weights(grad, weight, indices, offsets, include_last_offset, padding_idx):
     bag, _, taken = _bags(indices, offsets, include_last_offset, _none(padding_idx, weight.shape))
-    products = (grad.index_select(0, bag) * weight.index_select(0, indices)).sum(1)
+    products = (wide(grad).index_select(0, bag) * weight.index_select(0, indices)).sum(1)
     return products if taken is None else products.masked_fill(~taken, 0)

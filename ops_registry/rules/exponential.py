@@ -6,6 +6,7 @@ import torch
 
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj
+from ops_registry.shared.precision import wide
 
 LN2, LN10 = math.log(2), math.log(10)
 
@@ -95,9 +96,9 @@ def xlogy_other(grad, input, other):
 
 @backward(torch.ldexp, wrt="input")
 def ldexp_input(grad, other):
-    return grad * conj(torch.pow(2.0, other))
+    return grad * conj(torch.pow(2.0, wide(other)))
 
 
 @backward(torch.ldexp, wrt="other")
 def ldexp_other(grad, result):
-    return grad * conj(result * LN2)
+    return grad * conj(wide(result) * LN2)

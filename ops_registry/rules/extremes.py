@@ -85,32 +85,27 @@ def minimum_other(grad, input, other):
     return _chosen(grad, input < other, input == other)
 
 
-# fmax and fmin: a nan loses against a number
+# fmax and fmin: a nan loses against a number; as in torch the first takes all of a tie
 
 
 @backward(torch.fmax, wrt="input")
 def fmax_input(grad, input, other):
-    return _chosen_or_beside_nan(grad, input >= other, input, other)
+    return torch.where((input >= other) | other.isnan(), grad, 0)
 
 
 @backward(torch.fmax, wrt="other")
 def fmax_other(grad, input, other):
-    return _chosen_or_beside_nan(grad, other >= input, other, input)
+    return torch.where((input >= other) | other.isnan(), 0, grad)
 
 
 @backward(torch.fmin, wrt="input")
 def fmin_input(grad, input, other):
-    return _chosen_or_beside_nan(grad, input <= other, input, other)
+    return torch.where((input <= other) | other.isnan(), grad, 0)
 
 
 @backward(torch.fmin, wrt="other")
 def fmin_other(grad, input, other):
-    return _chosen_or_beside_nan(grad, other <= input, other, input)
-
-
-def _chosen_or_beside_nan(grad, wins, side, other_side):
-    grad = torch.where(side == other_side, grad / 2, grad)
-    return torch.where(wins | other_side.isnan(), grad, 0)
+    return torch.where((input <= other) | other.isnan(), 0, grad)
 
 
 def _chosen(grad, passed_over, tie):

@@ -125,7 +125,8 @@ def ifftn(grad, input_shape, s, dim, norm):
 def rfftn(grad, input_shape, s, dim, norm):
     *others, last = dims = transformed(input_shape, s, dim)
     n = last_length(input_shape, s, dims)
-    grad = torch.fft.ifftn(grad, None, others, OPPOSITE[norm])
+    if others:  # inside torch.vmap torch 2.13 takes no dimensions for all
+        grad = torch.fft.ifftn(grad, None, others, OPPOSITE[norm])
     return fit(torch.fft.irfft(halved(grad, last, n), n, last, OPPOSITE[norm]), input_shape)
 
 
@@ -147,7 +148,8 @@ def hfftn(grad, input_shape, result_shape, s, dim, norm):
 def ihfftn(grad, input_shape, s, dim, norm):
     *others, last = dims = transformed(input_shape, s, dim)
     n = last_length(input_shape, s, dims)
-    grad = torch.fft.fftn(grad, None, others, OPPOSITE[norm])
+    if others:  # inside torch.vmap torch 2.13 takes no dimensions for all
+        grad = torch.fft.fftn(grad, None, others, OPPOSITE[norm])
     return fit(torch.fft.hfft(halved(grad, last, n), n, last, OPPOSITE[norm]), input_shape)
 
 
@@ -175,7 +177,8 @@ def _fft_r2c(grad, input_shape, dim, normalization, onesided):
         return torch._fft_c2c(grad, dim, normalization, False)
     *others, last = dim
     n = input_shape[last]
-    grad = torch._fft_c2c(grad, others, normalization, False)
+    if others:  # inside torch.vmap torch 2.13 takes no dimensions for all
+        grad = torch._fft_c2c(grad, others, normalization, False)
     return torch._fft_c2r(halved(grad, last, n), [last], normalization, n)
 
 

@@ -6,9 +6,11 @@ from ops_registry.declare import passes_through
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, overloaded
 from ops_registry.shared.conjugate import conj
+from ops_registry.shared.decisions import anywhere
 from ops_registry.shared.dimensions import fit
 from ops_registry.shared.masks import zeros_and_ones
 from ops_registry.shared.picking import add_at
+from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
 
 # gather and scatter: one index for each element. Where the index is shorter than the source, the rest is not read.
@@ -70,6 +72,7 @@ def scatter_value_reduce(grad, dim, index, value, reduce):
     if reduce == "add":
         return grad
     # Every time that an element is met it is multiplied by value.
+    grad = wide(grad)  # half precision counts no further than 256 or 2048
     times = grad.new_zeros(grad.shape).scatter_add(dim, index, torch.ones_like(index, dtype=grad.dtype))
     return grad * conj(torch.full_like(times, value) ** times)
 
@@ -81,6 +84,8 @@ def scatter_value_reduce(grad, dim, index, value, reduce):
 @backward(torch.scatter_reduce, wrt=("input", "src"))
 def scatter_reduce(grad, input, dim, index, src, reduce, include_self, result, needs):
     full_shape, src = src.shape, fit(src, index.shape)
+    # Half precision counts no further than 256 or 2048, and rounds each factor of a product.
+    grad, input, src, result = wide(grad), wide(input), wide(src), wide(result)
     formula = {"sum": _sum, "mean": _mean, "prod": _prod, "amax": _extreme, "amin": _extreme}[reduce]
     wants_input, wants_src = needs
     grad_input, grad_src = formula(grad, input, dim, index, src, include_self, result, (wants_input, wants_src))
@@ -109,7 +114,7 @@ def _prod(grad, input, dim, index, src, include_self, result, wants):
     if wants[1]:
         zero = src == 0
         zeros = grad.new_zeros(grad.shape).scatter_add(dim, index, zero.to(grad.dtype)).gather(dim, index)
-        if recorded() and bool((zeros > 1).any()):
+        if recorded() and anywhere(zeros > 1):
             raise UnsupportedCallError(
                 "scatter_reduce/index_reduce 'prod': there is no rule for the second derivative where two zeros of the "
                 "source meet in one place. Do without create_graph, or keep the zeros apart."

@@ -279,7 +279,8 @@ def index_fill_value(grad, dim, index, value_device):
     # A place named twice is filled once.
     size = grad.shape[dim] if grad.dim() else 1
     filled = index.new_zeros(size, dtype=torch.bool).index_fill(0, index, True)
-    return grad.index_select(dim, filled.nonzero().reshape(-1)).sum().to(value_device)
+    lengths = [size if d == dim % grad.dim() else 1 for d in range(grad.dim())]
+    return grad.masked_fill(~filled.reshape(lengths), 0).sum().to(value_device)
 
 
 @backward(torch.index_reduce, wrt=("input", "source"))

@@ -6,6 +6,7 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.shared.dimensions import broadcast_shape
 from ops_registry.shared.picking import add_slices
+from ops_registry.shared.precision import wide
 
 # Joining: the gradient of each tensor is its part of the gradient of the result.
 
@@ -183,6 +184,7 @@ def combinations(grad, input_shape, r, with_replacement):
         chosen = torch.triu_indices(n, n, 0 if with_replacement else 1, device=grad.device).mT
     else:
         chosen = torch.combinations(torch.arange(n, device=grad.device), r, with_replacement)
+    grad = wide(grad)
     grad_input = grad.new_zeros(input_shape)
     for column, places in zip(grad.unbind(-1), chosen.unbind(-1), strict=True):
         grad_input = grad_input.index_add(0, places, column)

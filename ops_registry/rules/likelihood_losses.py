@@ -1,5 +1,6 @@
 """Losses that are negative logarithms of likelihoods: of a class, a yes or no, a distribution, a count."""
 
+import functools
 import math
 
 import torch
@@ -17,6 +18,7 @@ from ops_registry.shared.loss_reduction import (
     reduce_loss,
     spread_reduction,
 )
+from ops_registry.shared.precision import wide
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
@@ -34,12 +36,11 @@ def as_images(input, target):
     return input.reshape(n, classes, *sizes).contiguous(), target.reshape(n, *sizes)
 
 
-def nll_forward(input, target, weight, reduction, ignore_index):
-    """The loss, and the sum of the weights as by-product."""
+def nll_forward(op, ranks, input, target, weight, reduction, ignore_index):
+    """The loss, and the sum of the weights as by-product. ``ranks`` are those of the inputs that ``op`` takes."""
     rank = input.dim()
-    if rank > 2 and target.shape != (input.shape[0], *input.shape[2:]):
-        # Raises: torch says what does not fit.
-        return nn.nll_loss_nd(input, target, weight, reduction, ignore_index), {}
+    if rank not in ranks or (rank > 1 and target.shape != (input.shape[0], *input.shape[2:])):
+        return op(input, target, weight, reduction, ignore_index), {}  # raises: torch says what does not fit
     if rank <= 2:
         result, total = aten.nll_loss_forward(input, target, weight, reduction, ignore_index)
     else:
@@ -48,7 +49,9 @@ def nll_forward(input, target, weight, reduction, ignore_index):
     return result, {"total_weight": total}
 
 
-@backward(nn.nll_loss, nn.nll_loss2d, nn.nll_loss_nd, wrt="input", forward=nll_forward)
+@backward(nn.nll_loss, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss, (1, 2)))
+@backward(nn.nll_loss2d, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss2d, (4,)))
+@backward(nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, range(1, 65)))
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)
@@ -145,6 +148,7 @@ def binary_cross_entropy(grad, input, target, weight, reduction):
 @backward(nn.binary_cross_entropy, wrt="target", cast_to_grad=("input", "weight"))
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
     require_broadcast_target(input.shape, target_shape)
+    input = wide(input)
     terms = (1 - input).log().clamp_min(-100) - input.log().clamp_min(-100)
     return (weighted(terms, weight) * spread_reduction(grad, reduction, input.shape)).expand(input.shape)
 
@@ -187,7 +191,8 @@ def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduc
 @backward(torch.binary_cross_entropy_with_logits, wrt="input")
 def binary_cross_entropy_with_logits(grad, input, target, weight, pos_weight, reduction):
     if pos_weight is None and weight is None:  # grad (sigmoid - t): half the gradient of a squared error, in one pass
-        return aten.mse_loss_backward(grad / 2, *broadcast_pair(input.sigmoid(), target, grad.dtype), reduction)
+        grad, p = wide(grad), wide(input).sigmoid()
+        return aten.mse_loss_backward(grad / 2, *broadcast_pair(p, target, grad.dtype), reduction)
     grad = spread_reduction(grad, reduction, target.shape)
     if pos_weight is None:
         return weighted(input.sigmoid() - target, weight) * grad
@@ -213,6 +218,7 @@ def kl_div(grad, input_shape, target, reduction, log_target):
 
 @backward(torch.kl_div, wrt="target")
 def kl_div_target(grad, input, target, reduction, log_target):
+    target = wide(target)
     terms = target.exp() * (target - input + 1) if log_target else target.log() + 1 - input
     return terms * spread_reduction(grad, reduction, terms.shape)
 

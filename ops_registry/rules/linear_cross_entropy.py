@@ -10,18 +10,25 @@ import torch.nn.functional as F
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
+from ops_registry.shared.precision import wide
 from ops_registry.shared.recorded import recorded
 
 INPUTS = ("input", "linear_weight", "linear_bias")
 
 
 def layer_gradients(grad, input, linear_weight, target, linear_bias, weight, reduction, ignore_index, rows, needs):
+    grad, linear_weight, linear_bias = (
+        wide(grad),
+        wide(linear_weight),
+        None if linear_bias is None else wide(linear_bias),
+    )
     counted = target != ignore_index
     labels = torch.where(counted, target, 0)
     factors = counted.to(grad.dtype) if weight is None else torch.where(counted, weight[labels], 0)
     factors = factors * (grad / factors.sum() if reduction == "mean" else grad)
     grad_input, grad_weight, grad_bias = [], 0, 0
     for x, label, factor in zip(input.split(rows), labels.split(rows), factors.split(rows), strict=True):
+        x = wide(x)
         slope = F.linear(x, linear_weight, linear_bias).softmax(1)
         slope = slope.scatter_add(1, label.unsqueeze(1), -torch.ones_like(slope[:, :1])) * factor.unsqueeze(1)
         if needs.input:

@@ -7,6 +7,7 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj
 from ops_registry.shared.loss_reduction import NONE, reduce_grad, reduce_loss, spread_reduction
+from ops_registry.shared.precision import wide
 
 aten = torch.ops.aten
 nn = torch._C._nn
@@ -17,7 +18,7 @@ nn = torch._C._nn
 
 @backward(nn.soft_margin_loss, wrt=("input", "target"), cast_to_grad=("input", "target"))
 def soft_margin_loss(grad, input, target, reduction, needs):
-    slope = -conj((-target * input).sigmoid())
+    slope = -conj((-wide(target) * input).sigmoid())
     slope = slope * spread_reduction(grad, reduction, slope.shape)
     return slope * conj(target) if needs.input else None, slope * conj(input) if needs.target else None
 

@@ -10,6 +10,7 @@ import torch
 from ops_registry.declare import passes_through
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj, scaled
+from ops_registry.shared.precision import HALF
 
 #: The C function behind ``torch.tensordot``.
 tensordot = torch._C._VariableFunctions.tensordot
@@ -47,6 +48,8 @@ def matmul_input(grad, input_shape, other):
     if other.ndim == 1:  # y = A v
         return grad.unsqueeze(-1) * conj(other)
     if len(input_shape) == 1:  # y = v B
+        if other.ndim > 2 and grad.dtype in HALF:  # each product of the batch would be rounded before they are added
+            return summed_product(grad.unsqueeze(-2), other.mH, (1, *input_shape)).squeeze(0)
         return (conj(other) @ grad.unsqueeze(-1)).squeeze(-1)
     if other.ndim == 2:
         return grad @ other.mH

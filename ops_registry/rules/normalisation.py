@@ -90,10 +90,16 @@ def grouped_shape(shape, groups):
     return shape[0], groups, shape[1] // groups, math.prod(shape[2:])
 
 
+def by_address(*per_channel):
+    """Weight and bias for the kernels, which read them by address and ignore their strides."""
+    return [None if t is None else t.contiguous() for t in per_channel]
+
+
 def group_gradients(grad, x, groups, weight, mean, rstd, needs):
     """The gradients of ``x``, weight and bias, for the gradient of the normalised result."""
     samples, channels = x.shape[:2]
     places = math.prod(x.shape[2:])
+    [weight] = by_address(weight)
     mask = [needs.input, needs.weight, needs.bias and weight is not None]
     grad_x = grad_weight = grad_bias = None
     if any(mask):
@@ -113,11 +119,13 @@ def recorded_group_statistics(x, groups, eps, like):
 
 
 def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
-    samples, channels = input.shape[:2]
-    if num_groups <= 0 or channels % num_groups or (weight is not None and weight.shape != (channels,)):
+    samples, channels = input.shape[:2] if input.dim() > 1 else (0, 0)
+    fits = input.dim() > 1 and num_groups > 0 and channels % num_groups == 0
+    if not fits or (weight is not None and weight.shape != (channels,)):
         return torch.group_norm(input, num_groups, weight, bias, eps, cudnn_enabled), {}  # torch says what is wrong
     input, weight, bias = autocast_to_single(input, weight, bias)
     input = input.contiguous(memory_format=memory_layout(input))
+    weight, bias = by_address(weight, bias)
     places = math.prod(input.shape[2:])
     result, mean, rstd = torch.native_group_norm(input, weight, bias, samples, channels, places, num_groups, eps)
     return result, {"mean": mean, "rstd": rstd}
@@ -130,8 +138,8 @@ def group_norm(grad, input, num_groups, weight, mean, rstd, eps, needs):
     return group_gradients(grad, input, num_groups, weight, mean, rstd, needs)
 
 
-def forward_native_group_norm(*args):
-    result = torch.native_group_norm(*args)
+def forward_native_group_norm(input, weight, bias, *sizes):
+    result = torch.native_group_norm(input, *by_address(weight, bias), *sizes)
     return result, {"mean": result[1], "rstd": result[2]}
 
 

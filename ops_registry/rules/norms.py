@@ -5,6 +5,7 @@ import torch
 from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.shared.dimensions import restore_dims
 from ops_registry.shared.masks import share_among_ties
+from ops_registry.shared.precision import HALF, wide
 from ops_registry.shared.recorded import recorded
 
 aten = torch.ops.aten
@@ -33,12 +34,12 @@ def _infinite_order(grad, x, norm, p, dim):
 
 
 def _whole_order(grad, x, norm, p, dim):
-    norm = norm.masked_fill(norm == 0, 1)
+    x, norm = wide(x), wide(norm).masked_fill(norm == 0, 1)
     return x * x.abs().pow(p - 2) * (grad / norm.pow(p - 1))  # has all its derivatives at 0
 
 
 def _any_order(grad, x, norm, p, dim):
-    norm_or_one = norm.masked_fill(norm == 0, 1)
+    x, norm_or_one = wide(x), wide(norm).masked_fill(norm == 0, 1)
     # A zero element has ratio 1, whose powers and their derivatives are finite, and sgn(0) = 0.
     size = torch.where(x == 0, norm_or_one, x.abs())
     power = (norm / size).pow(1 - p) if p < 0 else (size / norm_or_one).pow(p - 1)
@@ -159,6 +160,7 @@ def dist_other(grad, input, other, result, p):
 def renorm(grad, input, input_shape, p, dim, maxnorm):
     # y = x s(n), s = maxnorm / (n + eps) where the norm n of a slice is too large:  dy = s dx + x s'(n) dn
     others = tuple(d for d in range(len(input_shape)) if d != dim % len(input_shape))
+    input = wide(input)
     norm = torch.linalg.vector_norm(input, p, others, True)
     inverse = torch.where(norm > maxnorm, 1 / (norm + 1e-7), 0)
     scaled = torch.where(norm > maxnorm, maxnorm * inverse, 1)
@@ -242,4 +244,18 @@ def cosine_similarity(x1, x2, dim, eps):
 @decomposition(torch._weight_norm)
 def weight_norm(v, g, dim):
     """Directions ``v`` of length ``g``, the length taken over all dimensions but ``dim``."""
+    if v.dtype in HALF and dim in (0, v.dim() - 1):  # one kernel, which computes in float32
+        return aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
     return v * (g / torch.norm_except_dim(v, 2, dim))
+
+
+@backward(aten._weight_norm_interface, wrt=("v", "g"), constant_results=(1,))
+def weight_norm_interface(grad, v, g, dim, result, needs):
+    if not recorded():  # this kernel is not differentiable
+        grads = aten._weight_norm_interface_backward(grad.contiguous(), v, g, result[1], dim)
+        return tuple(found if need else None for found, need in zip(grads, needs, strict=True))
+    # y = g u with u = v / |v|: a gradient of u counts as far as it is not along u.
+    norm = torch.norm_except_dim(wide(v), 2, dim)
+    unit = wide(v) / norm
+    along = torch.linalg.vecdot(*(t.movedim(dim, 0).flatten(1) for t in (unit, wide(grad)))).reshape(norm.shape)
+    return (g / norm) * (grad - along * unit) if needs.v else None, along if needs.g else None

@@ -25,6 +25,7 @@ from ops_registry.rules.recurrent_steps import (
     zeros_if_none,
 )
 from ops_registry.shared.recorded import recorded
+from ops_registry.torch_private import onednn_takes_bfloat16
 
 aten = torch.ops.aten
 
@@ -81,7 +82,8 @@ def has_onednn_kernel(input, w_hr, sizes):
     """Whether oneDNN has one kernel for all steps."""
     usable = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
     plain = w_hr is None and len(set(sizes)) == 1 and input.numel() > 0
-    return usable and plain and input.device.type == "cpu" and input.dtype == torch.float32
+    known = input.dtype == torch.float32 or (input.dtype == torch.bfloat16 and onednn_takes_bfloat16())
+    return usable and plain and input.device.type == "cpu" and known
 
 
 def onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes):

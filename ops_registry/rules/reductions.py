@@ -6,6 +6,7 @@ from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj
 from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
 from ops_registry.shared.masks import zeros_and_ones
+from ops_registry.shared.precision import wide
 from ops_registry.shared.products import divides_well, exclusive_cumprod
 from ops_registry.shared.recorded import recorded
 
@@ -40,7 +41,7 @@ def nanmean(input, dim, keepdim, dtype):
 def prod(grad, input, input_shape, result, dim, keepdim, dtype):
     # The derivative of each factor is the product of the others: those before it times those after it.
     # Without a division it is right at zeros, in every order.
-    factors = input if dtype is None else input.to(dtype)
+    grad, factors = wide(grad), wide(input if dtype is None else input.to(dtype))
     if not recorded() and divides_well(result):
         return restore_dims(grad * conj(result), input_shape, dim, keepdim or dim is None) / conj(factors)
     if dim is None or not input_shape:

@@ -6,6 +6,7 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.shared.conjugate import conj
 from ops_registry.shared.picking import add_at
+from ops_registry.shared.precision import HALF, wide
 from ops_registry.shared.products import divides_well, exclusive_cumprod
 from ops_registry.shared.recorded import recorded
 
@@ -14,7 +15,7 @@ aten = torch.ops.aten
 
 @backward(torch.cumsum)
 def cumsum(grad, dim):
-    return grad.flip(dim).cumsum(dim).flip(dim)
+    return grad if grad.dim() == 0 else grad.flip(dim).cumsum(dim).flip(dim)
 
 
 def backward_recurrence(term, factor, dim):
@@ -38,7 +39,7 @@ def cumprod(grad, input, input_shape, result, dim, dtype):
     # With y_k = x_0 … x_k:  sum over k >= j of g_k dy_k/dx_j = (x_0 … x_{j-1}) s_j,  s_j = g_j + x_{j+1} s_{j+1}.
     if not input_shape or input_shape[dim] <= 1:
         return grad
-    factors = conj(input if dtype is None else input.to(dtype))
+    grad, factors = wide(grad), conj(wide(input if dtype is None else input.to(dtype)))
     if not recorded() and divides_well(result):
         return cumsum(grad * conj(result), dim) / factors
     following = factors.narrow(dim, 1, input_shape[dim] - 1)
@@ -49,7 +50,7 @@ def cumprod(grad, input, input_shape, result, dim, dtype):
 def logcumsumexp(grad, input, input_shape, result, dim):
     # sum over k >= j of g_k exp(x_j - y_k) = exp(x_j - y_j) s_j,  s_j = g_j + exp(y_j - y_{j+1}) s_{j+1}.
     # As y grows along dim, no exponential exceeds 1. Where y is still -inf nothing flows.
-    if input.dtype in (torch.float16, torch.bfloat16):  # a rounding error in the level would become a factor
+    if input.dtype in HALF:  # a rounding error in the level would become a factor
         input = input.float()
         result = input.logcumsumexp(dim)
     level = result.masked_fill(result == -torch.inf, 0)
@@ -194,9 +195,13 @@ def gradient(input, spacing, dim, edge_order):
             f"gradient: wants one spacing for each of {len(dims)} dimensions (got {len(spacing)}), edge_order 1 or 2 "
             f"(got {edge_order}), and more samples than edge_order along each dimension (input: {tuple(input.shape)})"
         )
-    slopes = []
+    slopes, samples = [], wide(input)
     for d, space in zip(dims, spacing, strict=True):
         if isinstance(space, torch.Tensor):
+            if space.dim() == 1 and space.shape[0] != input.shape[d]:
+                raise UnsupportedCallError(
+                    f"gradient: {space.shape[0]} coordinates are given for the {input.shape[d]} samples along dimension {d}: one for each"
+                )
             space = torch.diff(space) if space.dim() == 1 else space.expand(input.shape[d] - 1)
-        slopes.append(_slope(input, space, d % input.dim(), edge_order))
+        slopes.append(_slope(samples, space, d % input.dim(), edge_order).to(input.dtype))
     return slopes

@@ -18,6 +18,7 @@ from ops_registry.rules.sparse import (
     values_shape,
 )
 from ops_registry.shared.conjugate import scaled
+from ops_registry.shared.precision import wide
 
 #: The dtypes that the kernel of ``sampled_addmm`` takes.
 _SAMPLED = (torch.float32, torch.float64, torch.complex64, torch.complex128)
@@ -40,7 +41,7 @@ def sampled_product(left, right, pattern):
         return masked(left @ right, pattern)
     *batch, row, column = coordinates(pattern)
     rows, columns = (*batch, row), (*batch, column)
-    products = (left[rows] * right.mT[columns]).sum(1)
+    products = (wide(left)[rows] * wide(right).mT[columns]).sum(1).to(left.dtype)
     return like(pattern, products.reshape(values_shape(pattern)))
 
 

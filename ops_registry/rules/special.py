@@ -8,6 +8,7 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj
 from ops_registry.shared.masks import select_finite
+from ops_registry.shared.precision import wide
 
 TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 SQRT_TWO_PI = math.sqrt(2 * math.pi)
@@ -58,6 +59,7 @@ def lgamma(grad, input):
 @backward(torch.mvlgamma)
 def mvlgamma(grad, input, p):
     """The sum of lgamma(x - j/2) over j < p, and a constant."""
+    input = wide(input)
     slope = torch.digamma(input)
     for j in range(1, p):
         slope = slope + torch.digamma(input - j / 2)

@@ -6,6 +6,7 @@ import torch
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.shared.decisions import everywhere
 from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
 from ops_registry.shared.masks import share_among_ties
 from ops_registry.shared.picking import put_back
@@ -129,7 +130,7 @@ def _check_quantile(name, input, q):
         raise UnsupportedCallError(
             f"{name}: q is a number or a vector of the dtype of the input, not {q.dtype} of rank {q.dim()}"
         )
-    if not bool(((q >= 0) & (q <= 1)).all()):
+    if not everywhere((q >= 0) & (q <= 1)):
         raise UnsupportedCallError(f"{name}: each q lies between 0 and 1")
     if input.numel() == 0:
         raise UnsupportedCallError(f"{name}: the input of shape {tuple(input.shape)} has no elements")

@@ -7,6 +7,7 @@ import torch
 from ops_registry.declare import self_adjoint
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj
+from ops_registry.shared.precision import wide
 
 
 @backward(torch.sin)
@@ -44,7 +45,7 @@ def atan(grad, input):
 
 @backward(torch.atan2, wrt=("input", "other"))
 def atan2(grad, input, other, needs):
-    radius = torch.hypot(input, other)  # r^2 itself under- and overflows
+    radius = torch.hypot(wide(input), wide(other))  # r^2 itself under- and overflows
     radius = torch.where(radius == 0, torch.inf, radius)
     scaled = grad / radius
     return scaled * (other / radius) if needs.input else None, scaled * (-input / radius) if needs.other else None

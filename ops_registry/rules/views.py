@@ -5,6 +5,7 @@ import torch
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.recorded import recorded
 from ops_registry.strided import write_region
+from ops_registry.torch_private import is_batched
 
 # diagonals
 
@@ -129,8 +130,13 @@ def as_strided(grad, input_shape, input_stride, input_offset, size, stride, stor
 @backward(write_region, wrt="input")
 def write_region_input(grad, input_stride, input_offset, size, stride, storage_offset):
     memory, order = in_memory_order(grad, input_stride)
-    overwritten = memory.new_zeros(size)
-    grad_input = torch.as_strided_scatter(memory, overwritten, size, stride, storage_offset - input_offset)
+    offset = storage_offset - input_offset
+    if is_batched(memory):  # torch has no as_strided_scatter inside torch.vmap
+        region = torch.zeros(memory.shape, dtype=torch.bool, device=memory.device)
+        region.as_strided(size, stride, offset).fill_(True)
+        grad_input = memory.masked_fill(region, 0)
+    else:
+        grad_input = torch.as_strided_scatter(memory, memory.new_zeros(size), size, stride, offset)
     return grad_input.permute([order.index(d) for d in range(len(order))])
 
 

@@ -40,9 +40,13 @@ def reduced_count(shape: Sequence[int], dim: int | Sequence[int] | None) -> int:
 
 
 def fit(value: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """``value``, cropped or filled up with zeros at the end of each dimension to ``shape``."""
+    """``value``, cropped or filled up with zeros at the end of each dimension to ``shape``; a number is a vector of length 1."""
     if value.shape == shape:
         return value
+    if not shape:
+        return value.select(0, 0)
+    if not value.dim():
+        value = value.unsqueeze(0)
     return F.pad(value, [p for have, want in zip(value.shape, shape, strict=True) for p in (want - have, 0)][::-1])
 
 

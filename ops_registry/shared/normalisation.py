@@ -37,9 +37,9 @@ def statistics(x: torch.Tensor, dims: list[int], eps: float) -> tuple[torch.Tens
 def recorded_statistics(
     x: torch.Tensor, dims: list[int], eps: float, like: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As ``statistics``, in the shape and dtype in which the kernel gave ``like`` for both."""
-    mean, rstd = statistics(x, dims, eps)
-    return mean.reshape(like.shape).to(like.dtype), rstd.reshape(like.shape).to(like.dtype)
+    """As ``statistics``, in the shape, dtype and layout in which the kernel gave ``like`` for both."""
+    mean, rstd = (s.reshape(like.shape).to(like.dtype).contiguous() for s in statistics(x, dims, eps))
+    return mean, rstd
 
 
 def through_statistics(

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import torch
 
+from ops_registry.shared.decisions import everywhere
+
 
 def divides_well(product: torch.Tensor) -> bool:
     """Whether no element is 0, infinite, nan or so small that digits are lost: then a factor can be divided out of the products."""
     if product.numel() == 0:
         return True
     smallest, largest = product.abs().aminmax()
-    return bool(smallest >= torch.finfo(product.dtype).tiny) and bool(largest < torch.inf)
+    return everywhere((smallest >= torch.finfo(product.dtype).tiny) & (largest < torch.inf))
 
 
 def exclusive_cumprod(value: torch.Tensor, dim: int) -> torch.Tensor:

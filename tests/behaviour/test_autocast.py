@@ -85,7 +85,6 @@ ON_CPU = {name: call for name, *call in listed(AutocastCPUTestLists("cpu"))}
 NOT_EQUAL_YET = {
     ("torch_16-conv_tbc", torch.bfloat16),
     ("torch_16-conv_tbc", torch.float16),
-    ("torch_fp32-binary_cross_entropy_with_logits", torch.float16),
 }
 
 

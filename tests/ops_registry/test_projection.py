@@ -30,6 +30,14 @@ def test_broadcast_axes_are_summed(given: tuple[int, ...], wanted: tuple[int, ..
     torch.testing.assert_close(projected, leaf.grad)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_rounded_once_where_leading_and_stretched_axes_are_summed(dtype: torch.dtype) -> None:
+    grad = torch.randn(50, 3, 20, generator=torch.Generator().manual_seed(0)).to(dtype)
+    projected = project(grad, torch.Size((3, 1)), dtype, where)
+    assert projected.dtype is dtype
+    assert torch.equal(projected, grad.float().sum([0, 2]).to(dtype).unsqueeze(1))
+
+
 def test_the_real_part_is_taken_for_a_real_input() -> None:
     assert project(torch.tensor([1 + 2j]), torch.Size([1]), torch.float32, where).tolist() == [1.0]
 

@@ -65,6 +65,17 @@ class FakeOp:
             yield FakeSample(torch.rand(shape, device=device, dtype=dtype).requires_grad_(requires_grad))
 
 
+@dataclass
+class FakePairOp(FakeOp):
+    """An operator of two tensors, with one sample."""
+
+    def sample_inputs_func(
+        self, op: FakeOp, device: str, dtype: torch.dtype, requires_grad: bool
+    ) -> Iterator[FakeSample]:
+        one, other = (torch.rand(2, 3, device=device, dtype=dtype).requires_grad_(requires_grad) for _ in range(2))
+        yield FakeSample(one, (other,))
+
+
 def only_tracked(effect: Callable[[], Any]) -> Callable[[torch.Tensor], torch.Tensor]:
     """The sine, with something happening when it is called on a tracked tensor."""
 
@@ -73,6 +84,18 @@ def only_tracked(effect: Callable[[], Any]) -> Callable[[torch.Tensor], torch.Te
         return x.sin() * (1 if factor is None else factor)
 
     return function
+
+
+def only_both_tracked_right(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A product that is wrong where one factor is tracked and the other is plain."""
+    return x * y * (1 + (isinstance(x, Tensor) != isinstance(y, Tensor)))
+
+
+def by_address(x: torch.Tensor) -> torch.Tensor:
+    """The identity; of a tracked tensor it reads memory from the start, whatever the strides."""
+    if not isinstance(x, Tensor):
+        return x * 1
+    return x * 1 + 0 * x.detach().as_strided((1,), (1,), 0)
 
 
 def raises() -> None:
@@ -94,3 +117,34 @@ GOOD_ONES = [GOOD, FakeOp("other", torch.cos, variant_test_name="variant")]
 WITH_A_WRONG_ONE = [*GOOD_ONES, WRONG]
 WITH_A_REFUSED_ONE = [*GOOD_ONES, REFUSED]
 ALL = [HANGING, CRASHING, RAISING, WRONG, *GOOD_ONES, REFUSED]
+
+
+class ProductOp(FakeOp):
+    """An operator of a matrix and a vector, in half precision."""
+
+    def sample_inputs_func(
+        self, op: FakeOp, device: str, dtype: torch.dtype, requires_grad: bool = True
+    ) -> Iterator[FakeSample]:
+        matrix, vector = (torch.rand(shape, device=device, dtype=dtype) + 0.5 for shape in ((8, 64), (64,)))
+        yield FakeSample(matrix.requires_grad_(requires_grad), (vector.requires_grad_(requires_grad),))
+
+
+def rounded_at_each_step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The product; on a tracked tensor with a detour, each step of whose gradient is rounded."""
+    for factor in (3, 5, 7) if isinstance(x, Tensor) else ():
+        x = x * factor / factor
+    return x * y
+
+
+def product_only_native(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return only_tracked(raises)(x) * y
+
+
+HALF_PRECISION = [
+    ProductOp("exact", torch.mul, dtypes=(torch.bfloat16,)),
+    ProductOp("rounded", rounded_at_each_step, dtypes=(torch.bfloat16,)),
+    ProductOp("raising", product_only_native, dtypes=(torch.bfloat16,)),
+    ProductOp("random", lambda x, y: x * y * (1 if x.dtype is torch.float64 else 2), dtypes=(torch.bfloat16,)),
+]
+PAIRS = [FakePairOp("product", torch.mul), FakePairOp("both_tracked", only_both_tracked_right)]
+EXACT = [FakeOp("rounded", only_tracked(lambda: 1 + 2**-52)), FakeOp("by_address", by_address)]

@@ -14,6 +14,11 @@ def leaf(*values: float) -> tracer.Tensor:
     return tracer.tensor(values, dtype=torch.float64, requires_grad=True)
 
 
+def native_leaf(*values: float) -> torch.Tensor:
+    """The same of torch's own autograd."""
+    return torch.tensor(values, dtype=torch.float64, requires_grad=True)
+
+
 def leaf32(*values: float) -> tracer.Tensor:
     """The same in float32, four bytes an element, as most users make it."""
     return tracer.tensor(values, dtype=torch.float32, requires_grad=True)

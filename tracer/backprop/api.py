@@ -3,67 +3,103 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Number
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge
+from torch.overrides import handle_torch_function
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import count_modes, is_torch_function_enabled
+from tracer.backprop.batched import carry_batch
 from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.sweep import Sweep
+from tracer.backprop.weights import implicit_gradient, spread_weight
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
 from tracer.node import Node
+from tracer.recording.forward_mode import refuse_dual
+from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor
 
-Tensors = torch.Tensor | Sequence[torch.Tensor]
+#: A tensor, or the place in the graph where its gradient arrives.
+Place = torch.Tensor | GradientEdge
+Places = Place | Sequence[Place]
+#: What an output is weighted with: a tensor that broadcasts to its shape, a number, or None for 1.
+Weight = torch.Tensor | Number | None
+Weights = Weight | Sequence[Weight]
 
 
 def backward(
-    tensors: Tensors,
-    grad_tensors: Tensors | Sequence[torch.Tensor | None] | None = None,
+    tensors: Places,
+    grad_tensors: Weights = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     grad_variables: Any = None,
-    inputs: Tensors | None = None,
+    inputs: Places | None = None,
 ) -> None:
     """Accumulate the gradients of ``tensors`` into the leaves that they depend on; ``torch.autograd.backward``.
 
-    ``inputs`` restricts it to these tensors. Raises ``NoHistoryError`` for a tensor without history, ``GradientArgumentError`` for a
-    missing or ill-fitting gradient, ``FreedGraphError`` on a second pass without ``retain_graph``. Whatever is raised, ``.grad`` of every
-    leaf is as it was before (leaves with a post-accumulate hook excepted: their hook has run).
+    ``grad_tensors`` weights them: each weight is a number, or a tensor that broadcasts to the shape of its output. ``inputs`` restricts
+    it to these tensors. Raises ``NoHistoryError`` for a tensor without history, ``GradientArgumentError`` for a missing or ill-fitting
+    weight, ``FreedGraphError`` on a second pass without ``retain_graph``. Whatever is raised, ``.grad`` of every leaf is as it was before
+    (leaves with a post-accumulate hook excepted: their hook has run).
     """
+    if levels.open:
+        raise UnsupportedError(
+            "backward() was called inside torch.vmap, where leaves cannot be filled. Use tracer.func.grad or torch.autograd.grad there."
+        )
     outputs = _as_tuple(tensors)
-    wanted = None if inputs is None else _as_tuple(inputs)
+    wanted = None if inputs is None else _as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    grads = _root_gradients(outputs, grad_tensors if grad_tensors is not None else grad_variables)
-    roots = _roots(outputs, grads)
+    roots = _roots(outputs, grad_tensors if grad_tensors is not None else grad_variables)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
-    if wanted is None:
-        sweep.run(roots)
-        sweep.commit()
-        return
-    nodes = _nodes_of_inputs(wanted)
-    found = sweep.run(roots, set(nodes), any(type(t) is not Tensor for t in wanted))
-    _carry_over(sweep, wanted, nodes, found)
-    sweep.commit([(tensor, found.pop(node)) for tensor, node in zip(wanted, nodes, strict=True) if node in found])
+    with sweep:
+        if wanted is None:
+            sweep.run(roots)
+            sweep.commit()
+            return
+        nodes = _nodes_of_inputs(wanted)
+        for tensor in wanted:
+            if isinstance(tensor, Tensor):
+                tensor.retain_grad()  # as in torch: this fills ``.grad`` of a tensor that is no leaf
+        sweep.fill_targets = True
+        sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in wanted))
+        natives = [(_native_tensor(wanted[i]), gradient) for i, gradient in _from_torch(sweep, wanted)]
+        sweep.commit([(tensor, gradient) for tensor, gradient in natives if tensor is not None])
 
 
 def backward_of(
     tensor: torch.Tensor,
-    gradient: torch.Tensor | None = None,
+    gradient: Weight = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
-    inputs: Tensors | None = None,
+    inputs: Places | None = None,
 ) -> None:
-    """Accumulate the gradient of this tensor into the leaves it depends on: ``torch.Tensor.backward``."""
+    """Accumulate the gradient of this tensor into the leaves it depends on: ``torch.Tensor.backward``.
+
+    ``gradient`` weights its elements: a number, or a tensor that broadcasts to its shape.
+    """
+    if count_modes() and is_torch_function_enabled():
+        # A TorchFunctionMode sees this one call, as in torch, and nothing that the backward pass does.
+        handle_torch_function(
+            torch.Tensor.backward,
+            (tensor,),
+            tensor,
+            gradient=gradient,
+            retain_graph=retain_graph,
+            create_graph=create_graph,
+            inputs=inputs,
+        )
+        return
     backward(tensor, gradient, retain_graph, create_graph, inputs=inputs)
 
 
 def grad(
-    outputs: Tensors,
-    inputs: Tensors,
-    grad_outputs: Tensors | Sequence[torch.Tensor | None] | None = None,
+    outputs: Places,
+    inputs: Places,
+    grad_outputs: Weights = None,
     retain_graph: bool | None = None,
     create_graph: bool = False,
     only_inputs: bool = True,
@@ -73,9 +109,10 @@ def grad(
 ) -> tuple[torch.Tensor | None, ...]:
     """The gradients of ``outputs`` with respect to ``inputs``; ``torch.autograd.grad``.
 
-    Only the part of the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts
-    cotangents: each is swept in turn, and the gradients are stacked. Raises what ``backward`` raises, and ``UnusedInputError`` for an input
-    that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
+    ``grad_outputs`` weights the outputs: each weight is a number, or a tensor that broadcasts to the shape of its output. Only the part of
+    the graph that leads to ``inputs`` is visited. With ``is_grads_batched`` the first dimension of ``grad_outputs`` counts cotangents: one
+    sweep carries them all; where a rule cannot be vmapped each is swept in turn. Raises what ``backward`` raises, and ``UnusedInputError``
+    for an input that the outputs do not depend on, unless ``allow_unused`` (then None) or ``materialize_grads`` (then zeros).
     """
     if materialize_grads and allow_unused is False:
         raise GradientArgumentError(
@@ -88,23 +125,25 @@ def grad(
     wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
-    roots = _roots(outs, _root_gradients(outs, grad_outputs))
+    roots = _roots(outs, grad_outputs)
     nodes = _nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
-    found = sweep.run(roots, set(nodes), any(type(t) is not Tensor for t in wanted))
-    _carry_over(sweep, wanted, nodes, found)
-    results = [found.get(node) for node in nodes]
-    for i, (result, tensor) in enumerate(zip(results, wanted, strict=True)):
-        if result is None and materialize_grads:
-            results[i] = torch.zeros_like(tensor.detach())
-        elif result is None and not allow_unused:
-            raise UnusedInputError(
-                f"input {i}, of shape {tuple(tensor.shape)}, was not used to compute the outputs. Pass "
-                f"allow_unused=True to get None for it."
-            )
-    sweep.commit()  # Leaves are not filled by grad(); only tensors with retain_grad() are.
+    with sweep:
+        found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in wanted))
+        for i, gradient in _from_torch(sweep, wanted):
+            found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
+        results = [found.get(node) for node in nodes]
+        for i, (result, place, node) in enumerate(zip(results, wanted, nodes, strict=True)):
+            if result is None and materialize_grads:
+                results[i] = _zeros_for(place, node, sweep.device)
+            elif result is None and not allow_unused:
+                raise UnusedInputError(
+                    f"input {i}, of shape {_shape_of(place, node)}, was not used to compute the outputs. Pass "
+                    f"allow_unused=True to get None for it."
+                )
+        sweep.commit()  # Leaves are not filled by grad(); only tensors with retain_grad() are.
     if isinstance(inputs, dict):
-        return dict(zip(inputs, results, strict=True))  # type: ignore[return-value]
+        return dict(zip(inputs, results, strict=True))
     return tuple(results)
 
 
@@ -117,116 +156,121 @@ def _batched(
     allow_unused: bool | None,
     materialize_grads: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    given = (grad_outputs,) if isinstance(grad_outputs, torch.Tensor) else tuple(grad_outputs or ())
+    given = tuple(grad_outputs or ()) if isinstance(grad_outputs, tuple | list | type(None)) else (grad_outputs,)
+    if not all(g is None or isinstance(g, torch.Tensor) for g in given):
+        raise GradientArgumentError(
+            "is_grads_batched=True takes tensors as grad_outputs: their first dimension counts cotangents"
+        )
     sizes = {g.shape[0] for g in given if g is not None and g.dim()}
     if len(sizes) != 1 or 0 in sizes:
         raise GradientArgumentError(
             f"is_grads_batched=True takes grad_outputs whose first dimension counts cotangents, one size throughout; got shapes "
             f"{[None if g is None else tuple(g.shape) for g in given]}"
         )
-    (size,) = sizes
-    rows = [
-        grad(
+    wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
+
+    def sweep(cotangents: Sequence[torch.Tensor | None], retain: bool) -> tuple[torch.Tensor | None, ...]:
+        return grad(
             outputs,
-            inputs,
-            [None if g is None else g[i] for g in given],
-            retain_graph or i + 1 < size,
+            wanted,
+            cotangents,
+            retain,
             create_graph,
             allow_unused=allow_unused,
             materialize_grads=materialize_grads,
         )
-        for i in range(size)
-    ]
-    if isinstance(inputs, dict):
-        return {k: _stacked([row[k] for row in rows]) for k in inputs}  # type: ignore[return-value]
-    return tuple([_stacked(list(column)) for column in zip(*rows, strict=True)])
+
+    results = carry_batch(sweep, given, retain_graph)
+    return dict(zip(inputs, results, strict=True)) if isinstance(inputs, dict) else results  # type: ignore[return-value]
 
 
-def _stacked(rows: list[torch.Tensor | None]) -> torch.Tensor | None:
-    present = [row for row in rows if row is not None]
-    return torch.stack(present) if present else None
-
-
-def _as_tuple(tensors: Any) -> tuple[torch.Tensor, ...]:
-    given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-    for tensor in given:
-        if not isinstance(tensor, torch.Tensor):
-            raise UnsupportedError(f"expected tensors, got {type(tensor).__name__}")
+def _as_tuple(places: Any) -> tuple[Any, ...]:
+    given = (places,) if isinstance(places, torch.Tensor | GradientEdge) else tuple(places)
+    for place in given:
+        if not isinstance(place, torch.Tensor | GradientEdge):
+            raise UnsupportedError(f"expected tensors or gradient edges, got {type(place).__name__}")
     return given
 
 
-def _root_gradients(outputs: tuple[torch.Tensor, ...], given: Any) -> list[torch.Tensor]:
-    """The cotangents that the sweep starts with: those given, or 1 for a scalar."""
-    if given is None:
-        given = (None,) * len(outputs)
-    gradients = tuple(given) if isinstance(given, tuple | list) else (given,)
-    if len(gradients) != len(outputs):
-        raise GradientArgumentError(f"got {len(outputs)} tensors and {len(gradients)} gradients for them")
-    with DisableTorchFunctionSubclass():
-        return [_root_gradient(o, g, i) for i, (o, g) in enumerate(zip(outputs, gradients, strict=True))]
-
-
-def _root_gradient(output: torch.Tensor, gradient: torch.Tensor | None, position: int) -> torch.Tensor:
-    if gradient is None:
-        if output.numel() != 1:
-            raise GradientArgumentError(
-                f"a gradient can be created implicitly only for scalar outputs, and output {position} has shape {tuple(output.shape)}. "
-                f"Pass gradient=, or reduce it (.sum(), .mean())."
-            )
-        if not output.dtype.is_floating_point:
-            raise GradientArgumentError(
-                f"a gradient can be created implicitly only for real scalar outputs, and output {position} is "
-                f"{output.dtype}. Pass gradient=."
-            )
-        return torch.ones_like(output, memory_format=torch.preserve_format, requires_grad=False)
-    if not isinstance(gradient, torch.Tensor):
-        raise GradientArgumentError(
-            f"gradients are tensors or None; the one for output {position} is {type(gradient).__name__}"
-        )
-    if gradient.shape != output.shape:
-        raise GradientArgumentError(
-            f"the gradient given for output {position} has shape {tuple(gradient.shape)}, and the output {tuple(output.shape)}"
-        )
-    if gradient.dtype.is_complex != output.dtype.is_complex:
-        raise GradientArgumentError(
-            f"output {position} is {output.dtype} and the gradient given for it {gradient.dtype}: both are complex, or none"
-        )
-    return gradient
-
-
-def _roots(outputs: tuple[torch.Tensor, ...], gradients: list[torch.Tensor]) -> list[tuple[Node, torch.Tensor]]:
+def _roots(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Tensor]]:
+    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar."""
+    if weights is None:
+        weights = (None,) * len(outputs)
+    given = tuple(weights) if isinstance(weights, tuple | list) else (weights,)
+    if len(given) != len(outputs):
+        raise GradientArgumentError(f"got {len(outputs)} tensors and {len(given)} gradients for them")
     roots = []
-    for i, (output, gradient) in enumerate(zip(outputs, gradients, strict=True)):
-        node = any_node(output)
+    for i, (output, weight) in enumerate(zip(outputs, given, strict=True)):
+        node = _node_at(output)
         if node is None:
             raise NoHistoryError(
-                f"output {i}, of shape {tuple(output.shape)}, does not require grad and has no history: no call on a tensor that "
+                f"output {i}, of shape {_shape_of(output, node)}, does not require grad and has no history: no call on a tensor that "
                 f"requires grad has led to it. It was computed under torch.no_grad(), detached, or from tensors that do not require grad."
             )
-        roots.append((node, gradient if gradient.dtype == output.dtype else gradient.to(output.dtype)))
+        if isinstance(output, torch.Tensor):
+            refuse_dual(output)
+        gradient = implicit_gradient(output, node, i) if weight is None else spread_weight(weight, output, node, i)
+        roots.append((node, gradient))
     return roots
 
 
-def _nodes_of_inputs(inputs: tuple[torch.Tensor, ...]) -> list[Node]:
+def _node_at(place: Any) -> Node | None:
+    """The node where the gradient of a tensor, or of an edge, arrives.
+
+    Raises ``UnsupportedError`` for an edge of torch's own autograd, and for one of a result that nothing is known of any more.
+    """
+    if not isinstance(place, GradientEdge):
+        return any_node(place)
+    node: Any = place.node
+    if isinstance(node, Node):
+        node = node.at(place.output_nr)
+    else:
+        variable = getattr(node, "variable", None)  # torch's node of a native leaf
+        node = None if variable is None else any_node(variable)
+    if node is None:
+        raise UnsupportedError(
+            f"a gradient edge of {place.node.name()} is not of a graph recorded here, or its result is gone. Pass the tensor, or make the "
+            f"edge from a tracked one (torch.autograd.graph.get_gradient_edge)."
+        )
+    return node
+
+
+def _nodes_of_inputs(inputs: tuple[Any, ...]) -> list[Node]:
     nodes = []
-    for i, tensor in enumerate(inputs):
-        node = any_node(tensor)
+    for i, place in enumerate(inputs):
+        node = _node_at(place)
         if node is None:
             raise NoHistoryError(
-                f"input {i}, of shape {tuple(tensor.shape)}, does not require grad. Call requires_grad_() on it before it is used."
+                f"input {i}, of shape {_shape_of(place, node)}, does not require grad. Call requires_grad_() on it before it is used."
             )
         nodes.append(node)
     return nodes
 
 
-def _carry_over(
-    sweep: Sweep, inputs: tuple[torch.Tensor, ...], nodes: list[Node], found: dict[Node, torch.Tensor]
-) -> None:
-    """Where the sweep crossed into torch's autograd, add the gradients that native inputs get there."""
+def _shape_of(place: Any, node: Node | None) -> tuple[int, ...] | None:
+    shape = place.shape if isinstance(place, torch.Tensor) else None if node is None else node.shape
+    return None if shape is None else tuple(shape)
+
+
+def _zeros_for(place: Any, node: Node, device: torch.device | None) -> torch.Tensor:
+    if isinstance(place, torch.Tensor):
+        return torch.zeros_like(place.detach())
+    assert node.shape is not None
+    return torch.zeros(node.shape, dtype=node.dtype, device=device)
+
+
+def _native_tensor(place: Any) -> torch.Tensor | None:
+    """The tensor of torch's own autograd that is asked for; None for a tracked one."""
+    if isinstance(place, GradientEdge):
+        place = getattr(place.node, "variable", None)
+    return None if place is None or type(place) is Tensor else place
+
+
+def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.Tensor]]:
+    """Where the sweep crossed into torch's autograd, the gradients that native inputs get there, by their positions."""
     if not sweep.bridged:
-        return
-    natives = [(t, n) for t, n in zip(inputs, nodes, strict=True) if type(t) is not Tensor]
-    for (_, node), gradient in zip(natives, backward_into_torch(sweep.bridged, [t for t, _ in natives]), strict=True):
-        if gradient is not None:
-            found[node] = found[node] + gradient if node in found else gradient
+        return []
+    natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
+    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives])
     sweep.bridged.clear()
+    return [(i, g) for (i, _), g in zip(natives, gradients, strict=True) if g is not None]

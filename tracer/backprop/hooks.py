@@ -2,35 +2,67 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ops_registry.errors import RuleResultError
 from tracer.naming import describe_node
-from tracer.node import Extras, Node
+from tracer.node import Hook, Leaf, Node
+from tracer.tracked_tensor import Tensor
 
 
-def run_hooks(node: Node, extras: Extras, grad: Any) -> Any:
-    """The gradient of ``node`` (a tuple for a call with several results) after the hooks on it."""
-    for hook in list(extras.hooks.values()):
+def run_hooks(node: Node, hooks: Iterable[Hook], grad: Any) -> Any:
+    """The gradient of one tensor after the hooks on it; None where no gradient has come, which hooks are told as in torch."""
+    for hook in list(hooks):
         new = hook(grad)
+        if new is not None:
+            _check(node, grad, new)
+            grad = new
+    return grad
+
+
+def run_prehooks(node: Node, grad: Any) -> Any:
+    """The gradient of ``node`` (a tuple for a call with several results) after the hooks that see it before the rule does."""
+    assert node.extras is not None
+    for hook in list((node.extras.prehooks or {}).values()):
+        before = grad if isinstance(grad, tuple) else (grad,)
+        new = hook(before)
         if new is None:
             continue
-        if isinstance(grad, tuple):
-            for before, after in zip(grad, new, strict=True):
-                if before is not None:
-                    _check(node, before, after)
-        else:
-            _check(node, grad, new)
-        grad = new
+        given = tuple(new) if isinstance(new, tuple | list) else (new,)
+        if len(given) != len(before):
+            raise RuleResultError(
+                f"a hook before {describe_node(node)} returned {len(given)} gradients in place of {len(before)}"
+            )
+        for one, other in zip(before, given, strict=True):
+            if one is not None or other is not None:
+                _check(node, one, other)
+        grad = given if isinstance(grad, tuple) else given[0]
     return grad
+
+
+def native_hooks(leaf: Leaf, kind: str) -> list[Callable[[Any], Any]]:
+    """The hooks that torch itself holds on an adopted leaf: they are the user's. ``kind`` is the attribute that they stand in."""
+    tensor = leaf.variable if leaf.adopted else None
+    if tensor is None or type(tensor) is Tensor:  # tracked since: its node holds the hooks
+        return []
+    return list((getattr(tensor, kind, None) or {}).values())
+
+
+def tell_results_without_gradient(node: Node, grad: Any) -> None:
+    """Run the hooks on those of several results of one call that no gradient has come for; ``grad`` is what has come for all."""
+    assert node.extras is not None
+    for index, hooks in (node.extras.output_hooks or {}).items():
+        if grad is None or grad[index] is None:
+            run_hooks(node, hooks.values(), None)
 
 
 def run_post_hooks(node: Node, grad_inputs: dict[int, Any], grad: Any) -> None:
     """Show ``hook(grad_inputs, grad_outputs)`` what the call passes on, by position among its parents, and take what it returns instead.
 
-    As in torch there is one entry for each tensor that a gradient can go to, None where none goes.
+    As in torch there is one entry for each input that a gradient could go to, None where none goes.
     """
     assert node.extras is not None
     outputs = grad if isinstance(grad, tuple) else (grad,)
@@ -64,7 +96,11 @@ def _set(grad_inputs: dict[int, Any], position: int, within: int | None, value: 
         grad_inputs[position][within] = value
 
 
-def _check(node: Node, before: torch.Tensor, after: Any) -> None:
+def _check(node: Node, before: torch.Tensor | None, after: Any) -> None:
+    if before is None:
+        raise RuleResultError(
+            f"a hook on {describe_node(node)} returned a gradient where none has come: return None there"
+        )
     if not isinstance(after, torch.Tensor) or after.shape != before.shape:
         given = f"shape {tuple(after.shape)}" if isinstance(after, torch.Tensor) else type(after).__name__
         raise RuleResultError(

@@ -13,32 +13,42 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from functools import partial
+from types import TracebackType
 from typing import Any
 
 import torch
 
 from ops_registry.errors import GlassgradError, RuleResultError
-from ops_registry.projection import project
 from ops_registry.rule import Step, make_needs
-from ops_registry.torch_private import set_grad_enabled
+from ops_registry.torch_private import count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import backward_into_torch
-from tracer.backprop.hooks import run_hooks, run_post_hooks
+from tracer.backprop.hooks import (
+    native_hooks,
+    run_hooks,
+    run_post_hooks,
+    run_prehooks,
+    tell_results_without_gradient,
+)
+from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
+from tracer.backprop.progress import begin, end, next_task
+from tracer.backprop.projecting import check_tensor, origin_of, project_list, project_onto, say_where
 from tracer.errors import FreedGraphError, UnsupportedError
 from tracer.graph import backward_order
 from tracer.naming import describe_node
-from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat, tensors_in
+from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat, tensors_in
+from tracer.recording.levels import levels
 from tracer.recording.saved import reattach, release, saved_values
-from tracer.recording.saved_hooks import one_sweep
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
 
 
 class Sweep:
-    """One backward pass, and the gradients on their way."""
+    """One backward pass, and the gradients on their way. Inside ``with sweep:`` hooks can ask about it and queue callbacks."""
 
     #: Whether the common node may be visited in the fast lane; off where a test holds the two lanes side by side.
     fast = True
@@ -46,6 +56,8 @@ class Sweep:
     def __init__(self, *, keep_graph: bool, create_graph: bool) -> None:
         self.keep_graph = keep_graph
         self.create_graph = create_graph
+        #: Inside a level of torch.vmap one gradient may stand for a batch, and another not: nothing is added in place there.
+        self.in_level = bool(levels.open)
         #: Gradients that have arrived at a node that was not visited yet (a tuple of them for a call with several results).
         self.grads: dict[Node, Any] = {}
         #: Nodes that a rule answered None for: as in torch their gradient is zero, not missing. No memory is spent on it on the way.
@@ -58,6 +70,8 @@ class Sweep:
         self.needed: set[Node] | None = None
         #: Anomaly mode is on: the general lane looks at what each node passes on.
         self.anomaly = torch.is_anomaly_enabled()
+        #: Whether leaves among the targets are to be filled, and not found.
+        self.fill_targets = False
         #: What reached a target.
         self.found: dict[Node, torch.Tensor] = {}
         #: Where the roots' gradients live.
@@ -65,6 +79,29 @@ class Sweep:
         self.leaves: list[Entry] = []
         self.retained: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        # What hooks ask for (``tracer/backprop/progress.py``); the fast lane notes no node: nobody can ask there.
+        self.task = next_task()
+        self.native_task = -1
+        self.node: Node | None = None
+        self.order: list[Node] = []
+        self.callbacks: list[Callable[[], Any]] = []
+
+    def __enter__(self) -> Sweep:
+        begin(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            while kind is None and self.callbacks:  # one may queue another
+                self.callbacks.pop(0)()
+        finally:
+            end()
+
+    def will_visit(self, node: Node) -> bool:
+        """Whether the sweep comes to ``node``, or has been there."""
+        return node in self.order and (self.needed is None or node in self.needed)
 
     def run(
         self,
@@ -80,23 +117,47 @@ class Sweep:
         for node, grad in roots:
             self._add(node, grad)
             self.device = grad.device
-        order = backward_order(list(self.grads))
+        self.order = order = hooked_leaves_early(backward_order(list(self.grads)))
         self.targets = targets
-        self.needed = None if targets is None else _nodes_needed_for(targets, order, through_bridges)
+        self.needed = None if targets is None else nodes_needed_for(targets, order, through_bridges)
+        self._visit_all(order)
+        return self.found
+
+    def run_inside(
+        self, roots: Iterable[tuple[Node, torch.Tensor]], inside: list[Node], limits: list[Node]
+    ) -> dict[Node, torch.Tensor]:
+        """Carry the gradients of ``roots`` back through the nodes ``inside`` (newest first), and return those that reached ``limits``."""
+        for node, grad in roots:
+            self._add(node, grad)
+            self.device = grad.device
+        self.targets = set(limits)
+        self.needed = {*inside, *limits}
+        self.order = inside
+        self._visit_all(inside)
+        for node in limits:
+            grad = self.grads.pop(node, None)
+            if grad is None and node in self.zero and node.shape is not None:
+                grad = torch.zeros(node.shape, dtype=node.dtype, device=self.device)
+            if grad is not None:
+                self.found[node] = grad
+        return self.found
+
+    def _visit_all(self, order: list[Node]) -> None:
         mode = torch.is_grad_enabled()
         set_grad_enabled(self.create_graph)
         try:
-            with one_sweep():
-                self._visit(order)
+            self._visit(order)
         finally:
             set_grad_enabled(mode)
-        return self.found
+            self.order = []
 
     def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912
         grads, zero, owned = self.grads, self.zero, self.owned
         take = grads.pop
         keep_graph = self.keep_graph
-        fast = self.fast and self.needed is None and not self.create_graph and not self.anomaly
+        # A dispatch mode is user code that sees every call, and may ask for the node.
+        general = self.create_graph or self.in_level or self.anomaly or count_dispatch_modes()
+        fast = self.fast and self.needed is None and not general
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind in a sweep that is neither recorded nor aimed.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -131,7 +192,7 @@ class Sweep:
                             continue
                         # 4 projection
                         if result.shape != parent.shape or result.dtype is not parent.dtype:
-                            result = _project(node, step, parent, result)
+                            result = project_onto(node, step, parent, result)
                         # 5 accumulation
                         if parent not in grads:
                             grads[parent] = result
@@ -141,7 +202,7 @@ class Sweep:
                             self._add(parent, result)
                         result = None
                 except Exception as error:
-                    _say_where(error, node)
+                    say_where(error, node)
                     raise
                 grad = saved = None  # let the buffers go before the next rule allocates its own
             else:
@@ -150,42 +211,62 @@ class Sweep:
     def _visit_node(self, node: Node) -> None:
         """The general lane: what a sweep does with any node."""
         # 1 gradient
-        grad = self.grads.pop(node, None)
+        grad = arrived = self.grads.pop(node, None)
         if self.needed is not None and node not in self.needed:
             return
-        if grad is None:
-            grad = self._zero_at(node) if node in self.zero else None
+        if grad is None and node in self.zero:
+            grad = arrived = self._zero_at(node)
             if grad is None:
                 return
-        extras = node.extras
+        if grad is None and isinstance(node, Output):
+            return  # hooks on it hear of that when the call is visited
+        self.node, extras = node, node.extras
         if extras is not None:
-            if extras.removed:
-                raise FreedGraphError(f"backward reached {describe_node(node)}, which was removed from its graph")
-            grad = run_hooks(node, extras, grad)
-            retaining = None if extras.retain is None else extras.retain()
-            if retaining is not None:
-                self.retained.append((retaining, grad))
-        if self.targets is not None and node in self.targets:
-            self.found[node] = grad
+            grad = self._show_to_hooks(node, extras, grad)
+        if isinstance(node, Leaf):
+            if node.adopted:
+                grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad)
+            if self.targets is None or self.fill_targets:
+                buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
+                self._reach_leaf(node, buffer)
+                self.node = None
+                return
+        goes_on = self.needed is None or any(p in self.needed for p in flat(node.parents))
+        if self.targets is not None and node in self.targets and grad is not None:
+            # As in torch a gradient that goes on from here is found as it was before hooks, and one that ends here as they left it.
+            self.found[node] = arrived if goes_on else grad
         if isinstance(node, CallNode | OpaqueNode):
-            if self.needed is None or any(p in self.needed for p in flat(node.parents)):
-                self._through(node, grad)
-        elif isinstance(node, Output):
+            if goes_on:
+                self._through(node, grad if extras is None else run_prehooks(node, grad))
+        elif grad is not None and isinstance(node, Output):
             self._gather_output(node, grad)
-        elif isinstance(node, Leaf):
-            if self.targets is None:
-                self._reach_leaf(node, grad)
-        elif isinstance(node, Bridge):
+        elif grad is not None and isinstance(node, Bridge):
             self._reach_bridge(node, grad)
+        self.node = None
+
+    def _show_to_hooks(self, node: Node, extras: Extras, grad: Any) -> Any:
+        """What the hooks on the result's tensor make of its gradient, which is the one that ``retain_grad`` keeps."""
+        if extras.removed and grad is not None:
+            raise FreedGraphError(f"backward reached {describe_node(node)}, which was removed from its graph")
+        if extras.output_hooks:
+            tell_results_without_gradient(node, grad)
+        if extras.hooks:
+            grad = run_hooks(node, extras.hooks.values(), grad)
+        retaining = None if extras.retain is None else extras.retain()
+        if retaining is not None and grad is not None:
+            self.retained.append((retaining, grad))
+        return grad
 
     def _through(self, node: CallNode | OpaqueNode, grad: Any) -> None:
-        """Steps 2 to 5 of a call."""
+        """Steps 2 to 5 of a call; where no gradient has come for it, only its hooks hear of that."""
         if self.anomaly:
             self._through_with_care(node, grad)
             return
         #: By position among the parents: what is to be passed on, held back while hooks look at it.
         grad_inputs: dict[int, Any] | None = {} if node.extras is not None and node.extras.post_hooks else None
-        if isinstance(node, CallNode):
+        if grad is None:
+            grad = None if node.outputs is None else (None,) * len(node.outputs)
+        elif isinstance(node, CallNode):
             self._through_rule(node, grad, grad_inputs)
         else:
             self._through_opaque(node, grad, grad_inputs)
@@ -199,7 +280,9 @@ class Sweep:
         grad_inputs: dict[int, Any] = {}
         outer, anomaly.visited.trace = anomaly.visited.trace, anomaly.trace_of(node)
         try:
-            if isinstance(node, CallNode):
+            if grad is None:
+                grad = None if node.outputs is None else (None,) * len(node.outputs)
+            elif isinstance(node, CallNode):
                 self._through_rule(node, grad, grad_inputs)
             else:
                 self._through_opaque(node, grad, grad_inputs)
@@ -236,7 +319,7 @@ class Sweep:
                 else:
                     self._pass_on(node, step, step.parent, results, grad_inputs)
             except Exception as error:
-                _say_where(error, node)
+                say_where(error, node)
                 raise
 
     def _is_needed(self, node: Node, position: int | None) -> bool:
@@ -248,7 +331,7 @@ class Sweep:
         except GlassgradError:
             raise  # says itself where
         except Exception as error:
-            _say_where(error, node)
+            say_where(error, node)
             raise
         if not self.keep_graph:
             release(node)
@@ -269,10 +352,11 @@ class Sweep:
         """The zero gradient of a node that no other gradient has reached: a tensor where someone will look at it, else passed on unseen."""
         if isinstance(node, OpaqueNode) and node.zero_gradient is not None:
             return node.zero_gradient
-        if type(node) is Leaf:
+        if isinstance(node, Leaf):
             tensor = node.variable
             return None if tensor is None else torch.zeros_like(plain_alias(tensor), requires_grad=False)
-        seen = node.extras is not None and (node.extras.hooks or node.extras.retain is not None)
+        extras = node.extras
+        seen = extras is not None and (extras.hooks or extras.prehooks or extras.retain is not None)
         asked = self.targets is not None and node in self.targets
         if node.shape is not None and (seen or asked or type(node) is Bridge):
             return torch.zeros(node.shape, dtype=node.dtype, device=self.device)
@@ -290,7 +374,7 @@ class Sweep:
             results = (None,) * len(step.parents)
         if len(results) != len(step.parents):
             raise RuleResultError(
-                f"{_origin_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
+                f"{origin_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
                 f"({', '.join(step.formula.wrt)}). Return one for each, None for a gradient of zero."
             )
         for result, position in zip(results, step.parents, strict=True):
@@ -305,12 +389,12 @@ class Sweep:
         if type(result) is _PLAIN and type(parent) is not tuple:
             # Plain on both sides: no interception to avoid, and mostly nothing to project.
             if result.shape != parent.shape or result.dtype is not parent.dtype:
-                result = _project(node, step, parent, result)
+                result = project_onto(node, step, parent, result)
         elif type(parent) is tuple and result is not None:
-            result = _project_list(node, step, parent, result)
+            result = project_list(node, step, parent, result)
         elif result is not None:
-            _check_tensor(node, step, result)
-            result = _project(node, step, parent, result)
+            check_tensor(node, step, result)
+            result = project_onto(node, step, parent, result)
         if grad_inputs is None:
             self._deliver(parent, result)
         else:
@@ -336,7 +420,7 @@ class Sweep:
             before.add_(grad)
         else:
             total = self.grads[node] = plus(before, grad)
-            if not self.create_graph and total.layout is torch.strided:
+            if not self.create_graph and not self.in_level and total.layout is torch.strided:
                 self.owned.add(node)
 
     def _gather_output(self, node: Output, grad: torch.Tensor) -> None:
@@ -347,24 +431,35 @@ class Sweep:
             gathered = (None,) * len(call.outputs)
         self.grads[call] = (*gathered[: node.index], grad, *gathered[node.index + 1 :])
 
-    def _reach_leaf(self, leaf: Leaf, grad: torch.Tensor) -> None:
-        tensor = leaf.variable
+    def _reach_leaf(self, leaf: Leaf, buffer: list[Any]) -> None:
+        """Fill ``.grad`` at the end of the sweep, or at once where hooks wait for that; ``buffer`` holds the gradient, or None."""
+        tensor, extras = leaf.variable, leaf.extras
         if tensor is None:
             return
-        native_hooks: Any = None
-        if type(tensor) is not Tensor:  # adopted: torch's own hooks on it are the user's
-            for hook in list((getattr(tensor, "_backward_hooks", None) or {}).values()):
-                new = hook(grad)
-                grad = grad if new is None else new
-            native_hooks = getattr(tensor, "_post_accumulate_grad_hooks", None)
-        post_hooks = [*(leaf.extras.post_hooks.values() if leaf.extras else ()), *(native_hooks or {}).values()]
-        if post_hooks:
-            # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
-            self._fill([(tensor, [grad])])
-            for hook in post_hooks:
-                hook(tensor)
-        else:
-            self.leaves.append((tensor, [grad]))
+        if extras is None and not leaf.adopted:
+            self._fill_at_the_end(tensor, buffer)
+            return
+        ours = None if extras is None else extras.accumulate_hooks
+        hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
+        if extras is not None and (extras.prehooks or extras.post_hooks):
+            buffer[0] = run_prehooks(leaf, buffer[0])
+            hooks.append(partial(self._show_filled, leaf, buffer[0]))
+        if not hooks:
+            self._fill_at_the_end(tensor, buffer)
+            return
+        # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
+        if buffer[0] is not None:
+            self._fill([(tensor, buffer)])
+        for hook in hooks:
+            hook(tensor)
+
+    def _fill_at_the_end(self, tensor: torch.Tensor, buffer: list[Any]) -> None:
+        if buffer[0] is not None:
+            self.leaves.append((tensor, buffer))
+
+    @staticmethod
+    def _show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
+        run_post_hooks(leaf, {}, grad)
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
@@ -376,69 +471,12 @@ class Sweep:
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``; hand over to torch what arrived there."""
-        retaining = {id(tensor) for tensor, _ in self.retained}
         self._fill(self.leaves)
         self._fill([(t, [g]) for t, g in self.retained])
-        self._fill([(t, [g]) for t, g in inputs if id(t) not in retaining])
+        self._fill([(t, [g]) for t, g in inputs])
         if self.bridged:
             backward_into_torch(self.bridged, None)
 
     def _fill(self, entries: list[Entry]) -> None:
         if entries:
             (accumulate_recorded if self.create_graph else accumulate)(entries)
-
-
-def _nodes_needed_for(targets: set[Node], order: list[Node], through_bridges: bool) -> set[Node]:
-    """The targets, and the nodes of ``order`` from which a way leads to one (or to a bridge, where that counts)."""
-    needed = set(targets)
-    for node in reversed(order):
-        if node in needed:
-            continue
-        if (through_bridges and type(node) is Bridge) or any(p in needed for p in flat(node.parents)):
-            needed.add(node)
-    return needed
-
-
-def _project(node: Node, step: Step | None, parent: Node, result: torch.Tensor) -> torch.Tensor:
-    if parent.shape is None or parent.dtype is None:  # a call without a rule: the sweep ends there with an error
-        return result
-    return project(result, parent.shape, parent.dtype, lambda: _origin_of(node, step))
-
-
-def _project_list(node: Node, step: Step | None, parents: tuple[Any, ...], results: Any) -> list[Any]:
-    """The gradients of a list of tensors."""
-    if isinstance(results, torch.Tensor) or len(results) != len(parents):
-        raise RuleResultError(
-            f"{_origin_of(node, step)} returned {'one gradient' if isinstance(results, torch.Tensor) else len(results)} for a list of "
-            f"{len(parents)} tensors. Return a list of as many gradients."
-        )
-    projected = []
-    for parent, result in zip(parents, results, strict=True):
-        if parent is not None and result is not None:
-            _check_tensor(node, step, result)
-            result = _project(node, step, parent, result)
-        projected.append(result)
-    return projected
-
-
-def _check_tensor(node: Node, step: Step | None, result: Any) -> None:
-    if not isinstance(result, torch.Tensor):
-        wanted = "an input" if step is None else ", ".join(step.formula.wrt)
-        raise RuleResultError(
-            f"{_origin_of(node, step)} returned {type(result).__name__} as the gradient of {wanted}. "
-            f"Return a tensor, or None for a gradient of zero."
-        )
-
-
-def _origin_of(node: Node, step: Step | None) -> str:
-    """The formula that gave a gradient, or what stands in its place, as errors name it."""
-    if step is None:
-        assert isinstance(node, OpaqueNode)
-        return node.origin
-    name = getattr(step.formula.function, "__name__", "?")
-    return f"the rule '{name}' ({step.formula.location}) of {describe_node(node)}"
-
-
-def _say_where(error: Exception, node: Node) -> None:
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(f"raised by the backward rule of {describe_node(node)}")

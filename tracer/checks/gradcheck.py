@@ -71,7 +71,10 @@ def gradcheck(
             "gradcheck: there is no forward mode here; leave check_forward_ad, check_batched_forward_grad and check_backward_ad alone"
         )
     if check_batched_grad:
-        raise UnsupportedError("gradcheck: batched gradients are not supported; leave check_batched_grad alone")
+        raise UnsupportedError(
+            "gradcheck: check_batched_grad compares one backward pass for many cotangents with one for each. There is only the latter here "
+            "(is_grads_batched takes the cotangents in turn), so there is nothing to compare: leave check_batched_grad off."
+        )
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     names = [f"input {i}" for i in range(len(given))]
     options = GradcheckOptions(eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode)
@@ -107,7 +110,10 @@ def gradgradcheck(
             "gradgradcheck: there is no forward mode here; leave check_fwd_over_rev and check_rev_over_rev alone"
         )
     if check_batched_grad:
-        raise UnsupportedError("gradgradcheck: batched gradients are not supported; leave check_batched_grad alone")
+        raise UnsupportedError(
+            "gradgradcheck: check_batched_grad compares one backward pass for many cotangents with one for each. There is only the latter "
+            "here (is_grads_batched takes the cotangents in turn), so there is nothing to compare: leave check_batched_grad off."
+        )
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     tracked = _tracked(given)
     if grad_outputs is None:

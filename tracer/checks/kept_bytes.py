@@ -30,7 +30,7 @@ from tracer.checks.conformance.operators import Way, operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.leaves import can_have_gradient, leaves_of, native_leaf, tensors_of, tracked_leaf
 from tracer.node import Bridge, Node, flat, parts_of
-from tracer.recording.without_rule import MissingRule
+from tracer.recording.missing_rule import MissingRule
 from tracer.tracked_tensor import Tensor
 
 EXCEPTIONS = Path(__file__).with_name("kept_bytes_exceptions.json")

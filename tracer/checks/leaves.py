@@ -34,10 +34,16 @@ def twin(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def non_contiguous(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values, lying in memory with gaps and with the axes in reverse order."""
+    """The same values, lying in memory behind an offset, with the axes in reverse order and gaps that hold ``foreign`` values."""
     axes = list(range(tensor.dim()))[::-1]
     turned = plain(tensor).permute(axes)
-    return torch.stack((turned, turned), -1)[..., 0].permute(axes)
+    return torch.stack((foreign(turned), turned), -1)[..., 1].permute(axes)
+
+
+def foreign(like: torch.Tensor) -> torch.Tensor:
+    """What nobody may read: nan, or an integer that is out of range for most dimensions."""
+    odd = torch.nan if can_have_gradient(like) else 12
+    return torch.full_like(like, odd)
 
 
 def can_have_gradient(value: Any) -> bool:
@@ -74,6 +80,11 @@ def native_leaf(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
 def tracked_leaf(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
     """A leaf of ours."""
     return track(tensor, requires_grad)
+
+
+def tracked_alone(tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """A leaf of ours where it requires grad; the plain tensor where not."""
+    return track(tensor, True) if requires_grad else tensor
 
 
 def leaves_of(values: Sequence[Any], wanted: Sequence[int], leaf: MakeLeaf) -> list[Any]:

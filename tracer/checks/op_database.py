@@ -26,26 +26,28 @@ def listed_ops(source: str = OP_DB) -> tuple[Any, ...]:
         return tuple(getattr(importlib.import_module(module), attribute))
 
 
-def samples_of(op: Any, device: str, dtype: torch.dtype, requires_grad: bool = False) -> Iterator[Any]:
+def samples_of(
+    op: Any, device: str, dtype: torch.dtype, requires_grad: bool = False, seed: int = SEED
+) -> Iterator[Any]:
     """The samples of an operator, the ones that ``op.sample_inputs`` gives; raises what torch raises where it cannot make them.
 
     Not by that method, which looks for a test case of torch's on the stack, sample by sample.
     """
     samples = iter(op.sample_inputs_func(op, device, dtype, requires_grad))
     while True:
-        _seed(device)
+        _seed(device, seed)
         try:
             yield next(samples)
         except StopIteration:
             return
 
 
-def _seed(device: str) -> None:
+def _seed(device: str, seed: int) -> None:
     import numpy as np  # not needed by this package, and there wherever the database is
 
-    random.seed(SEED)
-    np.random.seed(SEED)
+    random.seed(seed)
+    np.random.seed(seed)
     if device == "cpu":
-        torch.default_generator.manual_seed(SEED)  # torch.manual_seed formats the stack for devices that are not there
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed formats the stack for devices that are not there
     else:
-        torch.manual_seed(SEED)
+        torch.manual_seed(seed)

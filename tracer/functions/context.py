@@ -12,6 +12,9 @@ from torch.autograd.function import FunctionCtx
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks
 from tracer.errors import FreedGraphError, FunctionError, OverwrittenError
 from tracer.node import Node
+from tracer.recording.grad_fn import as_grad_fn
+from tracer.recording.levels import levels, physical, translated
+from tracer.recording.saved import inference_error
 from tracer.recording.saved_hooks import Packed
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -24,10 +27,6 @@ class Owner(Protocol):
     @property
     def title(self) -> str:
         """How errors name the call."""
-
-    @property
-    def next_functions(self) -> Any:
-        """As torch's ``grad_fn.next_functions``."""
 
     def name(self) -> str:
         """As torch's ``grad_fn.name()``."""
@@ -57,7 +56,10 @@ class SavedTensor:
         self.position = position
         self.unrecorded = unrecorded
         with DisableTorchFunctionSubclass():
-            self.version = tensor._version
+            seen = physical(tensor)
+            if seen.is_inference():
+                raise inference_error(f"a Function or checkpoint ({name})", seen)
+            self.version = seen._version
             self.alias: Any = plain_alias(tensor)
         # What is neither input nor output belongs to nobody else: it is held itself.
         self.original: Any = tensor if keep else None if position is not None else weakref.ref(tensor)
@@ -73,15 +75,23 @@ class SavedTensor:
         """
         plain = self.alias if self.packed is None else self.packed.unpack()
         if self.packed is None:
-            if plain._version != self.version:
+            version = physical(plain)._version
+            if version != self.version:
                 raise OverwrittenError(
                     f"{owner.title} saved {self.name}, a {plain.dtype} tensor of shape {tuple(plain.shape)}, at version {self.version}; "
-                    f"it was since overwritten in place and is at version {plain._version}. Write out of place, or save a clone."
+                    f"it was since overwritten in place and is at version {version}. Write out of place, or save a clone."
                 )
             original = self.original() if isinstance(self.original, weakref.ref) else self.original
             unchanged = self.node is None or type(original) is not Tensor or original._node is self.node
-            if original is not None and unchanged and not (self.unrecorded and torch.is_grad_enabled()):
+            again = translated(owner, plain) if levels.open else plain
+            if (
+                original is not None
+                and unchanged
+                and again is plain
+                and not (self.unrecorded and torch.is_grad_enabled())
+            ):
                 return original
+            plain = again
         if self.unrecorded and torch.is_grad_enabled():
             return owner.refuse(plain, self.name)
         node = self.node
@@ -135,4 +145,4 @@ class FunctionContext(FunctionCtx):
     @property
     def next_functions(self) -> Any:
         """As torch's ``ctx.next_functions``."""
-        return self._node().next_functions
+        return as_grad_fn(self._node()).next_functions  # type: ignore[arg-type, attr-defined]

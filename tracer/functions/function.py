@@ -12,17 +12,25 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction, TensorBase
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    SingleLevelFunction,
+    TensorBase,
+    custom_function_call,
+)
 from tracer.errors import FunctionError, InPlaceError
 from tracer.functions.context import FunctionContext, SavedTensor
 from tracer.functions.dependencies import DependencyTracker
 from tracer.functions.function_node import FunctionNode, title_of
+from tracer.functions.function_vmap import forward_of_batch
 from tracer.graph import enter
 from tracer.node import Node
 from tracer.recording.inplace import write_recorded
+from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE, any_node
-from tracer.recording.results import mark
-from tracer.recording.saved import note_write
+from tracer.recording.results import mark, mark_constant
+from tracer.recording.saved import note_write, version_of
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.recording.views import WriteBan, ban_writes
 from tracer.tracked_tensor import Tensor, plain_alias
 
@@ -47,6 +55,14 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     return super(SingleLevelFunction, cls).apply(*args, **kwargs)
 
 
+def apply_in_transform(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    """``Function.apply`` inside a transform of ``torch.func``, which takes another way there."""
+    if torch.is_grad_enabled() and any(isinstance(a, torch.Tensor) and any_node(a) is not None for a in args):
+        return apply(cls, *args, **kwargs)
+    with DisableTorchFunctionSubclass():
+        return mark_constant(custom_function_call(cls, *args, **kwargs), args, kwargs)
+
+
 def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     title = title_of(cls)
     ctx = FunctionContext(tuple([n is not None for n in nodes]), tuple([isinstance(a, torch.Tensor) for a in args]))
@@ -54,7 +70,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     versions = [_version(a) for a in wanting]
     with torch.no_grad(), DependencyTracker(wanting) as tracker:
         if cls.setup_context is not SingleLevelFunction.setup_context:
-            output = cls.forward(*args)
+            output = forward_of_batch(cls, args) if levels.open else cls.forward(*args)
             cls.setup_context(ctx, args, output)
         else:
             output = cls.forward(ctx, *args)
@@ -70,6 +86,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
                 f"forward of {title} wrote in place into an argument of shape {tuple(argument.shape)} that requires grad, without "
                 f"ctx.mark_dirty(): what else uses that tensor would not know. Mark it and return it, or write into a clone."
             )
+    refuse_lost_history(title, outputs, args)
     with DisableTorchFunctionSubclass():
         results = [_meta(o, constant) for o in outputs]
         parents = tuple([n for n in nodes if n is not None])
@@ -85,7 +102,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
 
 def _version(tensor: torch.Tensor) -> int:
     with DisableTorchFunctionSubclass():
-        return tensor._version
+        return version_of(tensor)
 
 
 def _given(attributes: dict[str, Any], name: str) -> tuple[Any, ...]:

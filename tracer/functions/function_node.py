@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction
+from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction, storage_key
 from tracer.errors import FunctionError, InPlaceError, SecondDerivativeError
 from tracer.functions.context import FunctionContext
 from tracer.functions.dependencies import DependencyTracker
 from tracer.graph import enter
 from tracer.node import OpaqueNode, RaisingNode
+from tracer.recording.saved import version_of
 from tracer.tracked_tensor import Tensor, tracked_alias
 
 #: Marks a ``backward`` that torch's decorator has wrapped.
@@ -102,7 +103,7 @@ class FunctionNode(OpaqueNode):
                     for g, meta in zip(grads, self.results, strict=True)
                 ]
             )
-        versions = [(g, g._version) for g in grads if g is not None]
+        versions = [(g, version_of(g)) for g in grads if g is not None]
         backward = self.backward
         if not recorded:
             results = backward(ctx, *grads)
@@ -112,7 +113,7 @@ class FunctionNode(OpaqueNode):
         else:
             results = self._tracked(backward, grads)
         for g, version in versions:
-            if g._version != version and (self.strict or _shares_memory(g, in_flight())):
+            if version_of(g) != version and (self.strict or _shares_memory(g, in_flight())):
                 raise InPlaceError(
                     f"backward of {self.title} wrote in place into the gradient it was given, of shape {tuple(g.shape)}: others may hold "
                     f"the same memory. Write into a clone."
@@ -196,5 +197,5 @@ def user_backward(cls: Any) -> Callable[..., Any]:
 
 def _shares_memory(tensor: torch.Tensor, others: Iterable[torch.Tensor]) -> bool:
     with DisableTorchFunctionSubclass():
-        address = tensor.untyped_storage().data_ptr()
-        return any(other.untyped_storage().data_ptr() == address for other in others)
+        storage = storage_key(tensor)
+        return any(storage_key(other) == storage for other in others)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import get_worker_info
 
 from ops_registry.binding import Spelling
 from ops_registry.errors import UnsupportedCallError
@@ -22,13 +23,17 @@ from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
 from tracer.recording.autocast import autocast_to_single
+from tracer.recording.inplace import check_write
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.tracked_tensor import Tensor, plain_alias
 
 NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
+_OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
 def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -84,13 +89,19 @@ def save_and_mark(
     if type(result) is _PLAIN:
         if result.dtype not in DIFFERENTIABLE or (rule.may_alias and came_in(result, bound, NO_KEYWORDS)):
             return result
+        if result.is_nested:
+            refuse_nested(rule.name)
         saved = save(plan, bound, result, by_products)
         node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved))
         return mark(result, node, bound[0])
     if not isinstance(result, tuple | list):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
+        if type(result) is not Tensor:
+            refuse_lost_history(rule.name, (result,), bound)
         return result
     listed, fresh = fresh_results(result, bound, NO_KEYWORDS)
+    if len(fresh) < len(listed):
+        refuse_lost_history(rule.name, listed, bound)
     constants = rule.constant_results
     wanted = [i for i in fresh if i not in constants]
     for i in fresh:
@@ -143,11 +154,18 @@ def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dic
 
 def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
     """Raise ``OutArgumentError`` for a call with ``out=`` that wants a gradient."""
-    if kwargs.get("out") is not None:
+    if kwargs.get("out") is None:
+        return
+    if get_worker_info() is not None:
         raise OutArgumentError(
-            f"{name}() was called with out= and an argument that requires grad: what is written there would have no "
-            f"history. Use the result, or call it under torch.no_grad()."
+            f"a DataLoader worker was to send a tensor that requires grad, and {name}() was called with out= to put it into shared "
+            f"memory: no history crosses processes, and its gradient would be lost. Return x.detach() from the dataset, or load in "
+            f"this process (num_workers=0)."
         )
+    raise OutArgumentError(
+        f"{name}() was called with out= and an argument that requires grad: what is written there would have no "
+        f"history. Use the result, or call it under torch.no_grad()."
+    )
 
 
 def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -158,10 +176,18 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
         if cast is not NotImplemented:
             return cast
         assert spelling.rule.decomposition is not None
-        result = spelling.rule.decomposition(*spelling.bind(args, kwargs))
-        return args[0].copy_(result) if spelling.inplace else result
+        bound = spelling.bind(args, kwargs)
+        if not spelling.inplace:
+            return spelling.rule.decomposition(*bound)
+        if not isinstance(bound[0], list | tuple):
+            return bound[0].copy_(spelling.rule.decomposition(*bound))
+        for target in bound[0]:  # before the first of them is written: a call that raises leaves all as they were
+            check_write(target, spelling.rule.name.rstrip("_"))
+        spelling.rule.decomposition(*bound)
+        return None if isinstance(func, _OVERLOADS) else bound[0]
     with DisableTorchFunctionSubclass():
-        return mark_constant(func(*args, **kwargs), args, kwargs)
+        result = func(*args, **kwargs)
+        return result if spelling.inplace else mark_constant(result, args, kwargs)
 
 
 def run_unrecorded(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
-from tracer.errors import SecondDerivativeError, UnsupportedError
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, tree_flatten, tree_unflatten
+from tracer.errors import InPlaceError, SecondDerivativeError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode
+from tracer.recording.native import as_native
 from tracer.recording.parents import any_node
 from tracer.tracked_tensor import plain_alias, tracked_alias
 
@@ -48,13 +50,20 @@ def fallback(source: str) -> Iterator[None]:
 class TorchNode(OpaqueNode):
     """A call that torch's own autograd has run, on leaves of its own: it is asked for their gradients."""
 
-    __slots__ = ("items", "leaves")
+    __slots__ = ("edges", "items", "leaves")
 
     def __init__(
-        self, op: str, parents: list[Node], leaves: list[torch.Tensor], items: dict[int, torch.Tensor]
+        self,
+        op: str,
+        parents: list[Node],
+        leaves: list[torch.Tensor],
+        edges: list[GradientEdge],
+        items: dict[int, torch.Tensor],
     ) -> None:
         super().__init__(op, tuple(parents), None, None)
+        #: The arguments as leaves of torch's. Where the call reads state too, ``edges`` name all of its inputs instead.
         self.leaves = leaves
+        self.edges = edges
         #: The results that have a history in torch's autograd, by position.
         self.items = items
 
@@ -65,16 +74,26 @@ class TorchNode(OpaqueNode):
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
         grads = dict.fromkeys(self.items, grad) if self.outputs is None else dict(enumerate(grad))
         asked = [(item, plain_alias(grads[i])) for i, item in self.items.items() if grads[i] is not None]
-        # backward, not grad: torch's reentrant checkpoint takes no other, and leaves inside a custom Function get theirs too.
-        torch.autograd.backward([t for t, _ in asked], [g for _, g in asked], retain_graph=True)
-        found = [leaf.grad for leaf in self.leaves]
-        for leaf in self.leaves:
-            leaf.grad = None
+        outputs, cotangents = [t for t, _ in asked], [g for _, g in asked]
+        found = self._at_edges(outputs, cotangents) if self.edges else self._at_leaves(outputs, cotangents)
         if not recorded:
             return found
         # The backward pass is recorded, and this part of it cannot be: who differentiates through it is told.
         above = (*self.parents, *(n for g in grads.values() if g is not None and (n := any_node(g)) is not None))
         return [None if g is None else self._once(g, above) for g in found]
+
+    def _at_leaves(self, outputs: list[torch.Tensor], cotangents: list[torch.Tensor]) -> list[torch.Tensor | None]:
+        # backward, not grad: torch's reentrant checkpoint takes no other, and leaves inside a custom Function get theirs too.
+        torch.autograd.backward(outputs, cotangents, retain_graph=True)
+        found = [leaf.grad for leaf in self.leaves]
+        for leaf in self.leaves:
+            leaf.grad = None
+        return found
+
+    def _at_edges(self, outputs: list[torch.Tensor], cotangents: list[torch.Tensor]) -> Sequence[torch.Tensor | None]:
+        # grad, not backward: it would fill .grad of the state.
+        with hooks_taken_off(edge.node.variable for edge in self.edges if hasattr(edge.node, "variable")):
+            return torch.autograd.grad(outputs, self.edges, cotangents, retain_graph=True, allow_unused=True)
 
     def _once(self, grad: torch.Tensor, parents: tuple[Node, ...]) -> torch.Tensor:
         """``grad`` with a history that raises when it is differentiated."""
@@ -88,16 +107,76 @@ class TorchNode(OpaqueNode):
         return tracked_alias(grad, enter(RaisingNode(self.op, error, parents, grad.shape, grad.dtype)))
 
 
-def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
+@contextmanager
+def hooks_taken_off(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Native hooks of leaves do not run inside the block: they run once, with the whole gradient, when our sweep comes to the leaf."""
+    with DisableTorchFunctionSubclass():
+        hooks = [h for leaf in leaves if (h := leaf._backward_hooks)]
+    before = [dict(h) for h in hooks]
+    for h in hooks:
+        h.clear()
+    try:
+        yield
+    finally:
+        for h, entries in zip(hooks, before, strict=True):
+            h.update(entries)
+
+
+class _Inputs:
+    """What a call under torch's autograd is given: plain tensors, those that want a gradient as leaves of torch's."""
+
+    def __init__(self) -> None:
+        self.parents: list[Node] = []
+        self.leaves: list[torch.Tensor] = []
+        #: The plain aliases of the tensors that want none.
+        self.constants: list[torch.Tensor] = []
+
+    def native(self, nest: Any) -> Any:
+        """The tensors of a nest of arguments as torch is to see them."""
+        if isinstance(nest, torch.Tensor):
+            node = any_node(nest)
+            with DisableTorchFunctionSubclass():
+                plain = plain_alias(nest)
+            if node is None:
+                self.constants.append(plain)
+                return plain
+            self.parents.append(node)
+            self.leaves.append(plain.requires_grad_())
+            return plain
+        if isinstance(nest, dict):
+            return {name: self.native(value) for name, value in nest.items()}
+        if isinstance(nest, tuple) and hasattr(nest, "_fields"):
+            return type(nest)(*map(self.native, nest))
+        if type(nest) in (list, tuple):
+            return type(nest)(map(self.native, nest))
+        return nest
+
+
+def record_with_torch(
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    name: str,
+    state: Sequence[torch.Tensor] = (),
+    new_state: Callable[[], list[torch.Tensor]] = list,
+) -> tuple[Any, list[torch.Tensor]]:
     """Run ``func`` under torch's autograd on detached inputs and leave a node that asks it for the gradients.
 
-    ``func`` may be user code: interception is on while it runs.
+    ``func`` may be user code: interception is on while it runs. ``state``: the tensors that it reads beside its arguments;
+    ``new_state()``: those with a history that it has left behind, which are returned tracked, after the result.
     """
-    parents: list[Node] = []
-    leaves: list[torch.Tensor] = []
-    result = func(*_native_leaves(args, parents, leaves), **_native_leaves(kwargs, parents, leaves))
-    single = isinstance(result, torch.Tensor)
-    items = [result] if single else list(result) if isinstance(result, tuple | list) else []
+    inputs = _Inputs()
+    args, kwargs = inputs.native(args), inputs.native(kwargs)
+    wanted = {id(tensor): tensor for tensor in state if any_node(tensor) is not None}
+    inputs.parents += [node for tensor in wanted.values() if (node := any_node(tensor)) is not None]
+    with as_native(wanted.values()):
+        edges = [get_gradient_edge(t) for t in (*inputs.leaves, *wanted.values())] if wanted else []
+        result = func(*args, **kwargs)
+        _refuse_writes(inputs.constants, name)
+        left_behind = new_state()
+    items, structure = tree_flatten(result)
+    count = len(items)
+    items += left_behind
     with DisableTorchFunctionSubclass():
         # What a custom Function returns may be of our class and yet have a history in torch's autograd: ask torch, and go on plainly.
         native_grad: Any = TensorBase.requires_grad
@@ -105,34 +184,26 @@ def record_with_torch(func: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             item.as_subclass(torch.Tensor) if isinstance(item, torch.Tensor) and native_grad.__get__(item) else item
             for item in items
         ]
-    carrying = {i: item for i, item in enumerate(items) if type(item) is torch.Tensor and item.requires_grad}
+    carrying = {
+        i: item
+        for i, item in enumerate(items)
+        if type(item) is torch.Tensor and item.requires_grad and id(item) not in wanted
+    }
     if not carrying:
-        return result
-    node = TorchNode(f"torch:{name}", parents, leaves, carrying)
-    node.set_results(items, list(carrying), several=not single)
+        return result, []
+    node = TorchNode(f"torch:{name}", inputs.parents, inputs.leaves, edges, carrying)
+    node.set_results(items, list(carrying), several=not isinstance(result, torch.Tensor) or bool(left_behind))
     enter(node)
     for i, item in carrying.items():
         items[i] = tracked_alias(item, node.of_result(i, item))
-    if single:
-        return items[0]
-    return type(result)(items) if hasattr(result, "n_fields") or type(result) in (list, tuple) else tuple(items)
+    return tree_unflatten(items[:count], structure), items[count:]
 
 
-def _native_leaves(nest: Any, parents: list[Node], leaves: list[torch.Tensor]) -> Any:
-    """The arguments as plain tensors, those that want a gradient as leaves of torch's.
-
-    The leaves are added to ``leaves``, their nodes to ``parents``.
-    """
-    if isinstance(nest, torch.Tensor):
-        node = any_node(nest)
-        with DisableTorchFunctionSubclass():
-            plain = plain_alias(nest)
-        if node is not None:
-            parents.append(node)
-            leaves.append(plain.requires_grad_())
-        return plain
-    if isinstance(nest, dict):
-        return {name: _native_leaves(value, parents, leaves) for name, value in nest.items()}
-    if type(nest) in (list, tuple):
-        return type(nest)(_native_leaves(value, parents, leaves) for value in nest)
-    return nest
+def _refuse_writes(constants: list[torch.Tensor], name: str) -> None:
+    """Raise ``InPlaceError`` where a call has written what requires grad into an argument that did not."""
+    for constant in constants:
+        if constant.requires_grad:
+            raise InPlaceError(
+                f"{name} wrote a value that requires grad in place into an argument of shape {tuple(constant.shape)}, which glassgrad "
+                f"does not see. Let it write into a clone and return that."
+            )

@@ -9,17 +9,31 @@ import torch
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, set_grad_enabled
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    creation_of,
+    saved_tensors_hooks,
+    set_grad_enabled,
+)
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node
+from tracer.recording.levels import is_argument, levels, physical
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
 from tracer.recording.saved import Saved, note_write, pack_saved, save, save_unpacked
-from tracer.recording.views import prepare, rebase, rewrite, write_ban, written_unrecorded
+from tracer.recording.views import WriteBan, base_of, prepare, rebase, rewrite, write_ban, written_unrecorded
 from tracer.tracked_tensor import Tensor, plain_alias
 
 #: Ops that change how a tensor looks at its memory and write nothing into it.
 GEOMETRY = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
+
+#: Why torch forbids to write into a plain view, by how it was made.
+_BANS_OF_PLAIN_VIEWS = {
+    "NO_GRAD_MODE": WriteBan.MADE_UNDER_NO_GRAD,
+    "MULTI_OUTPUT_NODE": WriteBan.ONE_OF_SEVERAL,
+    "IN_CUSTOM_FUNCTION": WriteBan.OF_A_FUNCTION,
+}
 
 
 def is_in_place(func: Callable[..., Any]) -> bool:
@@ -103,36 +117,48 @@ def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: t
     results = [
         v for v, source in zip(values, plan.sources, strict=True) if source is not None and source <= FROM_RESULT
     ]
+    if levels.open:
+        results = [physical(r) for r in results if isinstance(r, torch.Tensor)]
     versions = [(t, t._version if any(t is r for r in results) else version) for t, version in versions]
     return values, versions, False
 
 
 def check_write(target: torch.Tensor, name: str) -> None:
     """Raise ``InPlaceError`` where torch forbids the write."""
+    name = f"{name.rstrip('_')}_"
     node = getattr(target, "_node", None)
-    base: Any = target._base
+    base: Any = base_of(target)
     if isinstance(node, Leaf) or (type(target) is not Tensor and target.requires_grad):
         raise InPlaceError(
-            f"{name}_ writes into a leaf of shape {tuple(target.shape)} that requires grad: its gradient would be that of a value it "
+            f"{name} writes into a leaf of shape {tuple(target.shape)} that requires grad: its gradient would be that of a value it "
             f"no longer has. Write under torch.no_grad(), or into a copy."
         )
     stored = target if base is None else base
+    if levels.open and is_argument(stored):
+        raise UnsupportedError(
+            f"{name} writes into an argument, of shape {tuple(target.shape)}, of a function under torch.vmap: what lies outside would not "
+            f"know of it. Write into a clone, and return it."
+        )
+    if stored.is_nested or target.is_nested:
+        refuse_nested(name)
     if stored.layout is not torch.strided:
         raise UnsupportedError(
-            f"{name}_ writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "
+            f"{name} writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "
             f"is not supported. Use the out-of-place op."
         )
     if base is None:
         return
     if isinstance(getattr(base, "_node", None), Leaf) or (type(base) is not Tensor and base.requires_grad):
         raise InPlaceError(
-            f"{name}_ writes into a view, of shape {tuple(target.shape)}, of a leaf of shape {tuple(base.shape)} that requires grad. "
+            f"{name} writes into a view, of shape {tuple(target.shape)}, of a leaf of shape {tuple(base.shape)} that requires grad. "
             f"Write under torch.no_grad(), or into a copy."
         )
     ban = write_ban(target)
+    if ban is None and type(target) is not Tensor:
+        ban = _BANS_OF_PLAIN_VIEWS.get(creation_of(target))
     if ban is not None:
         raise InPlaceError(
-            f"{name}_ writes into a view of shape {tuple(target.shape)} that {ban.value}. Use the out-of-place op."
+            f"{name} writes into a view of shape {tuple(target.shape)} that {ban.value}. Use the out-of-place op."
         )
 
 

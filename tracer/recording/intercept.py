@@ -18,10 +18,11 @@ from tracer.graph import current
 from tracer.node import CallNode
 from tracer.recording.call import NO_KEYWORDS, decompose, record, record_with_native, run_unrecorded, save_and_mark
 from tracer.recording.inplace import record_in_place
+from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, check_uncovered, find_parents
 from tracer.recording.results import mark_constant
 from tracer.recording.saved import NUMBERS, save
-from tracer.recording.subclasses import is_foreign
+from tracer.recording.subclasses import is_foreign, meet
 from tracer.recording.without_rule import call_without_rule
 from tracer.tracked_tensor import Tensor
 
@@ -45,7 +46,7 @@ def intercept(  # noqa: C901, PLR0912
 ) -> Any:
     """``__torch_function__`` of the tracked tensor."""
     if len(types) > 1 and any(map(is_foreign, types)):
-        return NotImplemented
+        return meet(func, types, args, kwargs or NO_KEYWORDS)
     try:
         spelling = active.table[func]
     except KeyError:
@@ -92,10 +93,14 @@ def intercept(  # noqa: C901, PLR0912
                     return save_and_mark(rule, mask, parents, bound, result, NO_KEYWORDS)
                 # 4 save
                 plan = rule.plans.get(mask) or rule.plan(mask)
+                try:
+                    shape = result.shape
+                except RuntimeError:  # a nested tensor has none
+                    refuse_nested(func)
                 if plan.gather is None:
-                    node = CallNode(plan, parents, result.shape, result.dtype)
+                    node = CallNode(plan, parents, shape, result.dtype)
                 else:
-                    node = CallNode(plan, parents, result.shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
+                    node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
                 if current.graph is not None:
                     current.graph.note(node)
                 # 5 mark

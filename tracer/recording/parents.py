@@ -14,6 +14,8 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.rule import Rule
+from ops_registry.torch_private import in_data_parallel_forward
+from tracer.errors import UnsupportedError
 from tracer.node import Bridge, Leaf, Node
 from tracer.tracked_tensor import Tensor
 
@@ -69,14 +71,28 @@ def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
 
 
 def node_of(tensor: torch.Tensor) -> Node:
-    """The node of a plain tensor that requires grad in torch's own autograd."""
+    """The node of a plain tensor that requires grad in torch's own autograd.
+
+    Raises ``UnsupportedError`` for a parameter in the forward pass of its DistributedDataParallel, whose hooks would not fire.
+    """
     if not tensor.is_leaf:
         return Bridge(tensor)
+    if in_data_parallel_forward(tensor):
+        raise UnsupportedError(
+            f"a parameter of shape {tuple(tensor.shape)} met a tracked tensor in the forward pass of a module wrapped by "
+            f"DistributedDataParallel: its gradient would come from our backward pass, of which the wrapper does not hear, and each "
+            f"process would train for itself. Use plain tensors there (x.data), or do not wrap the module."
+        )
     leaf = _adopted.get(tensor)
     if leaf is None:
-        leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype)
+        leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype, adopted=True)
     leaf.shape, leaf.dtype = tensor.shape, tensor.dtype  # .data may have been set since
     return leaf
+
+
+def forget_adopted(tensor: torch.Tensor) -> Leaf | None:
+    """The node of a native leaf that was adopted, which is forgotten: its next use makes another. None for any other tensor."""
+    return _adopted.pop(tensor, None)
 
 
 def any_node(tensor: torch.Tensor) -> Node | None:
@@ -108,3 +124,14 @@ def nodes_in(nest: Any) -> list[Node]:
     if isinstance(nest, dict):
         nest = tuple(nest.values())
     return [n for item in nest for n in nodes_in(item)] if isinstance(nest, tuple | list) else []
+
+
+def holds_tracked(nest: Any) -> bool:
+    """Whether a tracked tensor that requires grad stands in a nest of tuples, lists and dicts: torch's own are no matter."""
+    if type(nest) is Tensor:
+        return nest._node is not None
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, tuple | list):
+        return False
+    return any(holds_tracked(value) for value in nest)

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 
+from ops_registry.torch_private import is_batched
 from tracer.node import Node
+from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE
-from tracer.recording.views import note_view
+from tracer.recording.views import note_view, note_view_in_level
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _PLAIN = torch.Tensor
@@ -35,6 +37,8 @@ def mark(tensor: torch.Tensor, node: Node | None, source: Any, *, several: bool 
     """
     if tensor._base is not None:
         note_view(tensor, source, several)
+    elif levels.open and is_batched(tensor):
+        note_view_in_level(tensor, source, several)
     return become_tracked(tensor, node)
 
 

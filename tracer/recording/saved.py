@@ -8,10 +8,11 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import saved_tensors_hooks
-from tracer.errors import FreedGraphError, OverwrittenError
+from ops_registry.torch_private import saved_tensors_hooks, storage_key
+from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
+from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -46,7 +47,10 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
         kind = type(value)
         if kind is _PLAIN or kind is Tensor:
             alias = plain_alias(value)
-            return (alias,), ((alias, value._version),), False
+            try:
+                return (alias,), ((alias, value._version),), False
+            except RuntimeError:
+                raise inference_error(plan.rule.name, value) from None
         if kind in NUMBERS:
             return values, (), False
     return pack_saved(_aliased(plan, values), hooks)
@@ -54,7 +58,10 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
 
 def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
     """As ``save``, whatever saved-tensor hooks are set: for a call that is about to write, and packs later."""
-    return NOTHING if plan.gather is None else _aliased(plan, plan.gather(bound, result, {}))
+    if plan.gather is None:
+        return NOTHING
+    values, versions, packed = _aliased(plan, plan.gather(bound, result, {}))
+    return values, physical_versions(versions) if levels.open else versions, packed
 
 
 def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
@@ -67,22 +74,39 @@ def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
     versions: list[tuple[torch.Tensor, int]] = []
     aliased = list(values)
     for i in plan.tensor_positions:
-        aliased[i] = _alias(values[i], versions)
+        aliased[i] = _alias(values[i], versions, plan.rule.name)
     return tuple(aliased), versions, False
 
 
-def _alias(value: Any, versions: list[tuple[torch.Tensor, int]]) -> Any:
-    """``value`` with plain aliases in place of its tensors, which are added to ``versions``; lists are copied."""
+def _alias(value: Any, versions: list[tuple[torch.Tensor, int]], op: str) -> Any:
+    """``value``, saved by ``op``, with plain aliases in place of its tensors, which are added to ``versions``; lists are copied."""
     kind = type(value)
     if kind is Tensor or kind is _PLAIN or isinstance(value, _PLAIN):
         alias = plain_alias(value)
-        versions.append((alias, value._version))
+        try:
+            versions.append((alias, value._version))
+        except RuntimeError:
+            raise inference_error(op, value) from None
         return alias
     if kind is list:
-        return [_alias(v, versions) for v in value]
+        return [_alias(v, versions, op) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
-        return tuple([_alias(v, versions) for v in value])
+        return tuple([_alias(v, versions, op) for v in value])
     return value
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """torch's version counter; 0 for an inference tensor, of which it counts no writes."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def inference_error(owner: str, tensor: torch.Tensor) -> InferenceTensorError:
+    """The error for an inference tensor that ``owner`` was to save: torch counts no writes to one."""
+    return InferenceTensorError(
+        f"{owner} needs a tensor of shape {tuple(tensor.shape)} for its backward that was made in inference mode: an inference tensor "
+        f"cannot be saved. Give it a clone made outside (x.clone()), or make the tensor under torch.no_grad() instead of "
+        f"torch.inference_mode()."
+    )
 
 
 def saved_values(node: Node) -> tuple[Any, ...]:
@@ -96,8 +120,8 @@ def saved_values(node: Node) -> tuple[Any, ...]:
             f"backward reached {describe_node(node)} a second time: what it had saved was released by the first pass. "
             f"Pass retain_graph=True to the first."
         )
-    if node.packed:
-        return unpack_nest(saved)
+    if levels.open:
+        saved = translated(node, saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
         if tensor._version != version:
             writer = last_write(tensor)
@@ -106,10 +130,10 @@ def saved_values(node: Node) -> tuple[Any, ...]:
                 f"version {version}; it was since overwritten in place{writer} and is at version {tensor._version}. Write out of place, "
                 f"or into a clone."
             )
-    return saved
+    return unpack_nest(saved) if node.packed else saved
 
 
-#: The op that last wrote in place into a storage (by its address), the shape it wrote and the version it left; the latest 256.
+#: The op that last wrote in place into a storage, the shape it wrote and the version it left; the latest 256.
 _writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
 
 
@@ -117,9 +141,11 @@ def note_write(target: torch.Tensor, name: str) -> None:
     """Remember that the op has just written into ``target``, so that ``OverwrittenError`` can name the op that wrote."""
     if target.layout is not torch.strided:
         return
-    address = target.untyped_storage().data_ptr()
-    _writes[address] = (name, target.shape, target._version)
-    _writes.move_to_end(address)
+    if levels.open:
+        target = physical(target)
+    storage = storage_key(target)
+    _writes[storage] = (name, target.shape, version_of(target))
+    _writes.move_to_end(storage)
     if len(_writes) > 256:
         _writes.popitem(last=False)
 
@@ -128,7 +154,7 @@ def last_write(tensor: torch.Tensor) -> str:
     """`` by mul_ of shape (2,)``, where that is known."""
     if tensor.layout is not torch.strided:
         return ""
-    name, shape, version = _writes.get(tensor.untyped_storage().data_ptr(), ("", torch.Size(), -1))
+    name, shape, version = _writes.get(storage_key(tensor), ("", torch.Size(), -1))
     return f" by {name}_ of shape {tuple(shape)}" if version == tensor._version else ""
 
 
@@ -152,13 +178,14 @@ def reattach(node: CallNode, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The saved values with their history again, for a backward pass that is recorded itself."""
     return tuple(
         [
-            value if source is None else _attached(node, value, source)
+            value if source is None else attached(node, value, source)
             for value, source in zip(values, node.plan.sources, strict=True)
         ]
     )
 
 
-def _attached(node: CallNode, value: Any, source: int) -> Any:
+def attached(node: CallNode, value: Any, source: int) -> Any:
+    """A saved value with its history; ``source`` is where it stems from, as the plan says."""
     if source >= 0:
         return _with_nodes(value, node.parents[source])
     if node.outputs is None:

@@ -22,6 +22,7 @@ from ops_registry.torch_private import storage_use_count
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node, RaisingNode
+from tracer.recording.levels import levels, shares_memory
 from tracer.recording.saved import save
 from tracer.tracked_tensor import Tensor, become_tracked
 
@@ -64,7 +65,7 @@ def note_view(view: torch.Tensor, source: Any, several: bool = False) -> None:
 
     ``several``: by a call that returned several. torch forbids to write into such views, and into views of them.
     """
-    views = views_of(view._base)
+    views = views_of(base_of(view))
     if len(views) >= 8 and len(views) & (len(views) - 1) == 0:
         views[:] = [v for v in views if v() is not None]  # at 8, 16, 32 …: at constant cost on average
     views.append(weakref.ref(view))
@@ -72,6 +73,20 @@ def note_view(view: torch.Tensor, source: Any, several: bool = False) -> None:
     ban = ban or write_ban(source)
     if ban is not None:
         ban_writes(view, ban)
+
+
+def base_of(tensor: Any) -> Any:
+    """The tensor whose memory a view shares; None for what is no view."""
+    base = tensor._base
+    return getattr(tensor, "_base_in_level", None) if base is None and levels.open else base
+
+
+def note_view_in_level(view: Any, source: Any, several: bool) -> None:
+    """``note_view`` for a view inside a level of ``torch.vmap``, where torch itself does not say what is a view."""
+    if isinstance(source, torch.Tensor) and shares_memory(view, source):
+        base = base_of(source)
+        view._base_in_level = source if base is None else base
+        note_view(view, source, several)
 
 
 def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
@@ -102,8 +117,9 @@ def prepare(target: torch.Tensor, name: str) -> None:
     Raises ``UnsupportedError`` for a base with gaps in its memory, for views that show the memory as another dtype or conjugated, and for
     views that the user has made leaves.
     """
-    base: Any = target if target._base is None else target._base
-    if type(base) is not Tensor:
+    base: Any = base_of(target)
+    base = target if base is None else base
+    if type(base) is not Tensor and not levels.open:
         _find_plain_views(base)
     views = live_views(base)
     if base is target and not views:
@@ -136,7 +152,7 @@ def prepare(target: torch.Tensor, name: str) -> None:
 
 def rewrite(target: torch.Tensor, node: Node) -> None:
     """After a write: ``node`` is the history of the new value of ``target``; give base and views theirs."""
-    base: Any = target._base
+    base: Any = base_of(target)
     if base is None:
         rebase(target, node)
         base = target
@@ -157,7 +173,8 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
 
 def written_unrecorded(target: torch.Tensor) -> None:
     """After a write that left no node: as in torch, one of several views of one call may not be used after any write to its memory."""
-    base: Any = target if target._base is None else target._base
+    base: Any = base_of(target)
+    base = target if base is None else base
     for view in live_views(base):
         node = getattr(view, "_node", None)
         if node is not None and write_ban(view) in _STALE_AFTER_A_WRITE:

@@ -4,55 +4,28 @@ from __future__ import annotations
 
 import threading
 import types as python_types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ops_registry import registry
-from ops_registry.torch_private import DisableTorchFunctionSubclass
-from tracer.errors import MissingRuleError, UnsupportedError
+from ops_registry.signatures import is_custom
+from ops_registry.torch_private import DisableTorchFunctionSubclass, HigherOrderOperator
+from tracer.errors import UnsupportedError
 from tracer.graph import enter
-from tracer.naming import describe, qualified
-from tracer.node import Node, OpaqueNode
+from tracer.naming import qualified
+from tracer.node import Node, OpaqueNode, RaisingNode
 from tracer.recording.call import refuse_out
 from tracer.recording.fallback import fallback_active, record_with_torch
-from tracer.recording.inplace import is_in_place, write_recorded
-from tracer.recording.parents import DIFFERENTIABLE, nodes_in
+from tracer.recording.forward_mode import handles_dual_numbers, no_history
+from tracer.recording.inplace import check_write, is_in_place
+from tracer.recording.library_ops import NO_BACKWARD, overload_of, run_library_op
+from tracer.recording.missing_rule import MissingRule, name_of, record_write, written_arguments
+from tracer.recording.parents import nodes_in
 from tracer.recording.python_functions import redispatch
-from tracer.recording.results import came_in, fresh_results, mark_all, mark_constant
-from tracer.recording.subclasses import is_foreign
+from tracer.recording.results import fresh_results, mark_all, mark_constant
+from tracer.recording.subclasses import refuse_lost_history
 from tracer.tracked_tensor import HANDLERS
-
-
-class MissingRule(OpaqueNode):
-    """A call of a function without a rule: backward raises there."""
-
-    __slots__ = ("arguments", "function")
-
-    def __init__(
-        self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], parents: tuple[Any, ...]
-    ) -> None:
-        super().__init__(registry.op_name(func) if hasattr(func, "__name__") else str(func), parents, None, None)
-        #: As a user would write the function, and its arguments as text.
-        self.function = qualified(func)
-        self.arguments = describe((*args, *kwargs.values()))
-
-    def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
-        line = (
-            f", called at {self.line}"
-            if self.line
-            else " (tracer.Graph(record_lines=True) would tell where it was called)"
-        )
-        short = self.op.strip("_")
-        raise MissingRuleError(
-            f"{self.function}({self.arguments}) has no backward rule{line}.\n"
-            f"Write one:\n\n"
-            f"    @ops_registry.backward({self.function})\n"
-            f"    def {short}(grad, ...):   # name the arguments, or 'result', that the formula needs\n"
-            f"        return ...\n\n"
-            f'or take this derivative from torch\'s own autograd: with tracer.fallback("torch"): ...'
-        )
 
 
 class _Running(threading.local):
@@ -82,46 +55,55 @@ def call_without_rule(
             return redispatch(func, types, args, kwargs)
         finally:
             _running.functions.discard(func)
+    overload = overload_of(func, args, kwargs)
+    if overload is not None:
+        result = run_library_op(func, overload, types, args, kwargs)
+        if result is not NO_BACKWARD:
+            return result
     with DisableTorchFunctionSubclass():
         nodes = nodes_in((args, kwargs)) if torch.is_grad_enabled() else []
         if nodes:
-            return _record(func, nodes, args, kwargs)
+            return _record(func, overload, nodes, args, kwargs)
         result = func(*args, **kwargs)
         return result if args and is_in_place(func) else mark_constant(result, args, kwargs)
 
 
-def _record(func: Callable[..., Any], nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _record(
+    func: Callable[..., Any], overload: Any, nodes: list[Node], args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The call, with a node that raises in backward, or that asks torch where the user wants it."""
-    in_place = bool(args) and is_in_place(func)
-    if fallback_active() and not in_place:
-        return record_with_torch(func, args, kwargs, registry.op_name(func))
+    if isinstance(func, HigherOrderOperator):
+        raise UnsupportedError(
+            f"torch.ops.higher_order.{func.name()} was called with a tracked tensor that requires grad: it runs functions where nothing "
+            f"is recorded. Call torch's function in front of it (torch.cond for cond), or the functions themselves."
+        )
+    written = written_arguments(func, overload, args, kwargs)
+    if fallback_active() and not written and not is_custom(func):  # torch has no derivative of such an op either
+        return record_with_torch(func, args, kwargs, name_of(func))[0]
     refuse_out(qualified(func), kwargs)
-    if in_place and isinstance(args[0], tuple | list):
+    if written and overload is None and isinstance(args[0], tuple | list):
         raise UnsupportedError(
             f"{qualified(func)} writes into a list of tensors, which cannot be recorded where one requires grad. Call it under "
             f"torch.no_grad(), or write into each tensor in turn."
         )
+    for tensor in written:
+        check_write(tensor, name_of(func).rstrip("_"))
     result = func(*args, **kwargs)
-    if in_place:
-        node = enter(MissingRule(func, args, kwargs, tuple(nodes)))
-        write_recorded(args[0], node, node.op.rstrip("_"))
-        return result
-    listed, fresh = fresh_results(result, args, kwargs)
-    for item in listed:
-        if isinstance(item, torch.Tensor) and item.dtype in DIFFERENTIABLE and not came_in(item, args, kwargs):
-            _check_class(func, item)
+    for tensor in written:
+        record_write(func, tensor, args, kwargs, nodes)
+    listed, fresh = fresh_results(_flat(result), args, kwargs)
+    refuse_lost_history(qualified(func), listed, (*args, *kwargs.values()))
     if fresh:
-        node = MissingRule(func, args, kwargs, tuple(nodes))
-        node.set_results(listed, fresh)
-        mark_all(listed, fresh, enter(node), args[0] if args else None, several=len(fresh) > 1)
+        made: OpaqueNode = MissingRule(func, args, kwargs, tuple(nodes))
+        if handles_dual_numbers(func):
+            made = RaisingNode("dual_number", no_history, tuple(nodes))
+        made.set_results(listed, fresh)
+        mark_all(listed, fresh, enter(made), args[0] if args else None, several=len(fresh) > 1)
     return result
 
 
-def _check_class(func: Callable[..., Any], result: torch.Tensor) -> None:
-    """Raise ``UnsupportedError`` for a result of a class from which no gradient comes back."""
-    kind: Any = type(result)
-    if result.is_nested or is_foreign(kind):
-        raise UnsupportedError(
-            f"{qualified(func)}() made a {'nested tensor' if result.is_nested else kind.__name__} out of a tracked tensor that "
-            f"requires grad: no gradient can come back from there. Detach the tensor, or leave all of it to torch's own autograd."
-        )
+def _flat(result: Any) -> Any:
+    """The results of an op that returns lists beside tensors, in one list."""
+    if isinstance(result, tuple) and any(isinstance(item, list) for item in result):
+        return [part for item in result for part in (item if isinstance(item, list) else (item,))]
+    return result

@@ -70,8 +70,8 @@ CASES = [
         for n, f in OF_TWO.items()
     ],
     *[case(n, OF_TWO[n], *TWO_WITH_TIES, label="ties") for n in ("maximum", "minimum")],
-    # at a tie torch gives all to the first argument of fmax and fmin: the central difference is half of each
-    *[case(n, OF_TWO[n], *TWO_WITH_TIES, torch_agrees=False, label="ties") for n in ("fmax", "fmin")],
+    # as torch: all of a tie to the first argument of fmax and fmin, where the central difference is half of each
+    *[case(n, OF_TWO[n], *TWO_WITH_TIES, differences=False, label="ties") for n in ("fmax", "fmin")],
 ]
 
 
@@ -127,10 +127,17 @@ def test_the_extreme_of_nothing_is_refused_as_in_torch(extreme, device: torch.de
         extreme(tracer.track(torch.ones(0, device=device), True))
 
 
-@pytest.mark.parametrize("function", OF_TWO.values())
+@pytest.mark.parametrize("function", [torch.maximum, torch.minimum])
 def test_ties_are_shared_by_halves(function: object, device: torch.device) -> None:
     for side in first(function, [2.0, INF, -INF], [2.0, INF, -INF], device=device):
         assert_values(side, [0.5, 0.5, 0.5])
+
+
+@pytest.mark.parametrize("function", [torch.fmax, torch.fmin])
+def test_the_first_of_fmax_and_fmin_takes_all_of_a_tie(function: object, device: torch.device) -> None:
+    x, y = first(function, [2.0, INF, -INF, NAN], [2.0, INF, -INF, NAN], device=device)
+    assert_values(x, [1.0, 1.0, 1.0, 1.0])
+    assert_values(y, [0.0, 0.0, 0.0, 0.0])
 
 
 def test_the_larger_of_two_takes_all(device: torch.device) -> None:

@@ -257,3 +257,10 @@ def test_gather_keeps_the_index_and_no_value() -> None:
     y = leaf(1, 2).gather(0, torch.tensor([0]))
     assert y.grad_fn is not None
     assert [k.dtype for k in y.grad_fn.saved or () if isinstance(k, torch.Tensor)] == [torch.int64]
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean", "amax"])
+def test_an_index_that_is_a_number_takes_the_first_of_a_source(reduce: str) -> None:
+    source = tracer.track(torch.tensor([3.0, 4.0, 5.0]), True)
+    torch.tensor(1.0).scatter_reduce(0, torch.tensor(0), source, reduce, include_self=False).backward()
+    assert source.grad.tolist() == [1.0, 0.0, 0.0]

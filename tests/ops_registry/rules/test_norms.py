@@ -21,6 +21,17 @@ CASES = [
     case("pairwise_distance", lambda a, b: torch.pairwise_distance(a, b), rand(3, 4), rand(3, 4, seed=1)),
     # torch's second derivative towards v is wrong where g wants none: differences decide.
     case("_weight_norm", lambda v, g: torch._weight_norm(v, g, 0), rand(3, 4), rand(3, 1), second="differences"),
+    *[
+        case(
+            "_weight_norm_interface",
+            lambda v, g, dim=dim: torch.ops.aten._weight_norm_interface(v, g, dim)[0],
+            rand(2, 3, 4),
+            rand(*shape),
+            second="differences",
+            label=f"dim {dim}",
+        )
+        for dim, shape in ((0, (2, 1, 1)), (2, (1, 1, 4)))
+    ],
     case("linalg_vector_norm", norm, rand(3, 4)),
     *(
         case("linalg_vector_norm", lambda x, p=p: norm(x, p, 1), rand(3, 4), label=f"order-{p}")

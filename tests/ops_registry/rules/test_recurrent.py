@@ -16,6 +16,7 @@ import nn
 import tracer
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.rules.recurrent import gru_layer, lstm_layer, rnn_layer
+from ops_registry.torch_private import onednn_takes_bfloat16
 
 KINDS = ("RNN-tanh", "RNN-relu", "LSTM", "GRU")
 INPUT, HIDDEN, STEPS, BATCH = 3, 4, 5, 3
@@ -406,6 +407,15 @@ def test_second_derivatives_go_through_the_kernel_of_an_lstm() -> None:
         (slope,) = torch.autograd.grad(m(data)[0].square().sum(), data, create_graph=True)
         found.append(plain(torch.autograd.grad(slope.square().sum(), data)[0]).double())
     torch.testing.assert_close(*found, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif(not onednn_takes_bfloat16(), reason="torch has no kernel for it on this processor")
+def test_an_lstm_in_bfloat16_is_that_of_torch_to_the_bit() -> None:
+    module = network("LSTM").bfloat16()
+    twin, data = nn.track(copy.deepcopy(module)), sequence(module).bfloat16()
+    for m in (module, twin):
+        m(data)[0].square().sum().backward()
+    assert all(torch.equal(plain(a.grad), b.grad) for a, b in zip(twin.parameters(), module.parameters(), strict=True))
 
 
 def test_the_kernel_of_an_lstm_is_left_alone_where_it_is_switched_off() -> None:

@@ -216,3 +216,9 @@ def test_cumulative_integral_over_nothing_is_empty(more: dict[str, Any], device:
     )
     (g,) = torch.autograd.grad(out.sum(), y, create_graph=True)
     assert out.shape == g.shape == (3, 0)
+
+
+def test_gradient_is_refused_where_there_is_not_one_coordinate_for_each_sample() -> None:
+    samples = tracer.track(torch.rand(2, 5), True)
+    with pytest.raises(UnsupportedCallError, match="3 coordinates are given for the 5 samples along dimension 1"):
+        torch.gradient(samples, spacing=[torch.rand(2), torch.rand(3)])

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import weakref
+from typing import Any
 
 import pytest
 import torch
-from support.leaves import leaf
+from support.hook_programs import run_program
+from support.leaves import leaf, native_leaf
 from support.memory import no_collector
 
+import ops_registry
 import tracer
 
 
@@ -203,3 +206,110 @@ def test_full_backward_hooks_of_modules_may_change_the_gradient() -> None:
         layer(x * 1).sum().backward()
         found.append((x.grad.tolist(), seen))
     assert found[0] == found[1] == ([6.0, 6.0], [1])
+
+
+ENGINES = [leaf, native_leaf]
+
+
+@pytest.mark.parametrize("inputs", [False, True], ids=["all leaves", "two leaves"])
+@pytest.mark.parametrize("seeds", range(8))
+def test_hooks_see_the_same_in_the_same_order_as_in_torch(seeds: int, inputs: bool) -> None:
+    for seed in range(20 * seeds, 20 * seeds + 20):
+        assert run_program(seed, leaf, inputs) == run_program(seed, native_leaf, inputs), f"program {seed}"
+
+
+def test_an_optimiser_in_backward_holds_one_gradient_at_a_time() -> None:
+    weights = [leaf(1.0, 1.0) for _ in range(20)]
+    alive: list[weakref.ref[torch.Tensor]] = []
+    most = []
+
+    def step(weight: torch.Tensor) -> None:
+        alive.append(weakref.ref(weight.grad))
+        most.append(sum(reference() is not None for reference in alive))
+        weight.grad = None
+
+    h = leaf(1.0, 2.0)
+    for weight in weights:
+        weight.register_post_accumulate_grad_hook(step)
+        h = h * weight
+    h.sum().backward()
+    assert most == [1] * 20
+
+
+def test_a_leaf_is_filled_for_its_hooks_before_the_rest_of_the_graph_is_visited() -> None:
+    for make in ENGINES:
+        log: list[str] = []
+        early, late = make(1.0), make(2.0)
+        inner = early * 2
+        inner.register_hook(lambda g, log=log: log.append("inner"))
+        late.register_post_accumulate_grad_hook(lambda t, log=log: log.append("late"))
+        (inner * late).sum().backward()
+        assert log == ["late", "inner"]
+
+
+def test_a_failed_pass_leaves_leaves_without_such_hooks_alone() -> None:
+    hooked, bare, early = leaf(1.0), leaf(1.0), leaf(1.0)
+    hooked.register_post_accumulate_grad_hook(lambda t: None)
+    inner = early * 2
+    inner.register_hook(lambda g: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        (inner * hooked * bare).sum().backward()
+    assert hooked.grad.tolist() == [2.0] and bare.grad is None and early.grad is None
+
+
+def test_post_accumulate_hooks_run_for_leaves_given_as_inputs_and_not_in_grad() -> None:
+    for make in ENGINES:
+        x, seen = make(1.0), []
+        x.register_post_accumulate_grad_hook(lambda t, seen=seen: seen.append(t.grad.tolist()))
+        (x * 3).sum().backward(inputs=[x])
+        torch.autograd.grad((x * 3).sum(), x)
+        assert seen == [[3.0]]
+
+
+def test_hooks_of_a_leafs_node_see_the_gradient_before_and_after_it_is_filled_in() -> None:
+    for make in ENGINES:
+        x, log = make(1.0), []
+        node = x.view_as(x).grad_fn.next_functions[0][0]
+        node.register_prehook(lambda gs, log=log: (log.append(("before", gs[0].tolist())), (gs[0] * 3,))[1])
+        node.register_hook(lambda gi, go, log=log: log.append(("after", gi, go[0].tolist())))
+        (x * 2).sum().backward()
+        assert log == [("before", [2.0]), ("after", (), [6.0])] and x.grad.tolist() == [6.0]
+
+
+def test_a_hook_on_a_result_that_no_gradient_comes_for_is_told_so() -> None:
+    for make in ENGINES:
+        seen: list[Any] = []
+        a, b = make(1.0, 2.0).unbind()
+        b.register_hook(seen.append)
+        del b
+        (a * 1).backward()
+        assert seen == [None]
+
+
+def test_a_hook_may_not_make_a_gradient_out_of_none() -> None:
+    a, b = leaf(1.0, 2.0).unbind()
+    b.register_hook(lambda g: torch.ones(()))
+    with pytest.raises(ops_registry.RuleResultError, match="none has come"):
+        (a * 1).backward()
+
+
+def test_hooks_on_an_adopted_leaf_run_in_grad_too() -> None:
+    native, tracked, seen = torch.ones(1, requires_grad=True), leaf(2.0).float().detach().requires_grad_(), []
+    native.register_hook(lambda g: (seen.append(g.tolist()), g * 10)[1])
+    (found,) = torch.autograd.grad((native * tracked).sum(), native)
+    assert seen == [[2.0]] and found.tolist() == [20.0]
+
+
+def test_a_hook_added_by_a_hook_runs_in_the_same_pass_where_it_is_not_too_late() -> None:
+    for make in ENGINES:
+        log: list[str] = []
+        x = make(1.0)
+        y = x * 2
+
+        def add(g: torch.Tensor, x: torch.Tensor = x, y: torch.Tensor = y, log: list[str] = log) -> None:
+            x.register_hook(lambda g: log.append("x"))
+            y.register_hook(lambda g: log.append("y"))
+
+        y.register_hook(add)
+        y.sum().backward()
+        assert log == ["x"]

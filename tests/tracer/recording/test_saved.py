@@ -97,3 +97,15 @@ def test_a_saved_tensor_has_its_history_in_a_recorded_backward() -> None:
     (second,) = torch.autograd.grad(first.sum(), x)
     at = torch.tensor([4.0], dtype=torch.float64)
     torch.testing.assert_close(second, 2 * at.cos() - 16 * at.sin())
+
+
+def test_writes_into_different_meta_tensors_are_told_apart() -> None:
+    a, b = (tracer.tensor(torch.ones(2, device="meta"), requires_grad=True) * 1 for _ in range(2))
+    with tracer.Graph() as graph:
+        y, z = a.sigmoid(), b.sigmoid()
+    assert graph.kept_bytes() == 16
+    y.mul_(2)
+    z.add_(1)
+    # The storages of both have the address 0, and both writes left version 1.
+    with pytest.raises(tracer.OverwrittenError, match=r"overwritten in place by mul_ of shape"):
+        y.sum().backward()

@@ -4,9 +4,13 @@ Values, gradients and (``--order 2``) second derivatives are compared with torch
 cotangents, for every spelling and every sample. ``known_gaps.json`` names what is known to differ, with the reason. The exit
 status is 1 when anything else fails, and when something on that list passes.
 
-Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``; how
-they are run: ``--jobs N`` worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source
-MODULE:NAME`` take another list of known gaps and another list of operators.
+Which operators: ``--ops REGEX``, ``--tier A`` to ``D``; how they are called: ``--dtype``, ``--order``, ``--samples N``, ``--device``,
+``--noncontiguous`` (every tensor with gaps in memory), ``--leaves one`` (one input tracked, the rest plain); how they are run: ``--jobs N``
+worker processes (0: none), ``--timeout S``; what is written: ``--json FILE``. ``--gaps FILE`` and ``--source MODULE:NAME`` take another
+list of known gaps and another list of operators. Values are compared to the bit.
+
+``--dtype bfloat16 --accuracy`` (or float16) prints another table: how exact each gradient is beside torch's own. The exit status is 1
+when an error is more than 1.5 times torch's.
 """
 
 from __future__ import annotations
@@ -22,6 +26,7 @@ from pathlib import Path
 
 import torch
 
+from tracer.checks.conformance.accuracy import HALF, LIMIT, accuracy_table, check_accuracy, lost_accuracy
 from tracer.checks.conformance.check import Job, OpOutcome, check_op, lost_op
 from tracer.checks.conformance.operators import DTYPES, applies, load_ops, tier_of
 from tracer.checks.op_database import OP_DB
@@ -41,6 +46,8 @@ class Gap:
     reason: str
     #: How the causes begin that it covers, so that a new fault of the same operator is not taken for the known one.
     causes: tuple[str, ...] = ("",)
+    #: The ``--leaves`` under which it fails; under each where empty.
+    leaves: str = ""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -48,13 +55,13 @@ class Gap:
         return (f"{self.op}.{self.variant}" if self.variant else self.op, self.dtype, self.order)
 
 
-def read_gaps(path: Path) -> dict[tuple[str, str, int], Gap]:
-    """The list of known gaps."""
+def read_gaps(path: Path, leaves: str = "") -> dict[tuple[str, str, int], Gap]:
+    """The list of known gaps, or of those that fail with these ``leaves``."""
     gaps = [Gap(**{**entry, "causes": tuple(entry.get("causes", ("",)))}) for entry in json.loads(path.read_text())]
     by_key = {gap.key: gap for gap in gaps}
     if len(by_key) != len(gaps):
         raise ValueError(f"{path} names a gap twice")
-    return by_key
+    return {key: gap for key, gap in by_key.items() if not leaves or gap.leaves in ("", leaves)}
 
 
 @dataclass
@@ -183,9 +190,21 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--order", type=int, choices=(1, 2), default=1, help="highest derivative to compare (default: 1)"
     )
+    parser.add_argument("--accuracy", action="store_true", help="errors in half precision, beside those of torch")
     parser.add_argument("--ops", metavar="REGEX", type=re.compile, help="only operators whose name it finds a match in")
     parser.add_argument("--tier", choices=("A", "B", "C", "D"), help="only this tier")
     parser.add_argument("--samples", type=int, metavar="N", help="at most N samples an operator")
+    parser.add_argument(
+        "--noncontiguous",
+        action="store_true",
+        help="every tensor lies in memory with gaps, an offset and its axes reversed",
+    )
+    parser.add_argument(
+        "--leaves",
+        choices=("all", "one"),
+        default="all",
+        help="which inputs are tracked: all, or one at a time and the rest plain (default: all)",
+    )
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1 (default: cpu)")
     parser.add_argument(
         "--jobs", type=int, default=1, metavar="N", help="worker processes; 0: none, for a debugger (default: 1)"
@@ -198,7 +217,23 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--source", default=OP_DB, metavar="MODULE:NAME", help="the list of operators (default: torch's)"
     )
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if options.accuracy and options.dtype not in HALF:
+        parser.error(f"--accuracy wants --dtype {' or '.join(HALF)}")
+    return options
+
+
+def report_accuracy(jobs: Sequence[Job], options: argparse.Namespace) -> int:
+    """Print the table of errors in half precision; the exit status."""
+    work = Work(load_ops, options.source, check_accuracy, lost_accuracy)
+    outcomes = []
+    for outcome in run_all(work, jobs, options.jobs, options.timeout):
+        outcomes.append(outcome)
+        print(f"[{len(outcomes)}/{len(jobs)}] {outcome.op}: {outcome.ratio:.2f}", file=sys.stderr, flush=True)
+    if options.json is not None:
+        options.json.write_text(json.dumps([asdict(o) for o in outcomes], indent=1) + "\n")
+    print(accuracy_table(outcomes))
+    return 1 if any(o.ratio > LIMIT for o in outcomes) else 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -214,20 +249,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not names:
         print("No operator fits these options.", file=sys.stderr)
         return 2
-    jobs = [Job(n, options.dtype, options.order, options.device, options.samples, options.source) for n in names]
+    how = options.dtype, options.order, options.device, options.samples, options.source
+    jobs = [Job(n, *how, options.noncontiguous, options.leaves) for n in names]
+    if options.accuracy:
+        return report_accuracy(jobs, options)
     outcomes = list(
         with_progress(
             run_all(Work(load_ops, options.source, check_op, lost_op), jobs, options.jobs, options.timeout), len(jobs)
         )
     )
     outcomes.sort(key=lambda o: (o.tier, o.op))
-    verdict = judge(outcomes, read_gaps(options.gaps))
+    verdict = judge(outcomes, read_gaps(options.gaps, options.leaves))
     if options.json is not None:
         written = {
             "torch": torch.__version__,
             "dtype": options.dtype,
             "order": options.order,
             "device": options.device,
+            "noncontiguous": options.noncontiguous,
+            "leaves": options.leaves,
             "summary": tier_rows(outcomes),
             "unexpected": [o.op for o in verdict.unexpected],
             "known": [o.op for o in verdict.known],

@@ -18,6 +18,7 @@ DTYPES = {
     "float64": torch.float64,
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
     "complex128": torch.complex128,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,7 +12,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from tracer.checks.conformance.operators import Way
 from tracer.checks.derivatives import Derivatives, differentiate
-from tracer.checks.leaves import MakeLeaf, can_have_gradient, leaves_of, native_leaf
+from tracer.checks.leaves import MakeLeaf, can_have_gradient, leaves_of, native_leaf, non_contiguous
 from tracer.checks.op_database import samples_of
 
 
@@ -24,6 +24,14 @@ class OpSample:
     spec: Any
     process: Callable[[Any], Any]
     text: str
+
+    def noncontiguous(self) -> OpSample:
+        """The same call with every tensor lying in memory with gaps and an offset, its axes in reverse order."""
+        laid_out: dict[int, torch.Tensor] = {}
+        for leaf in self.leaves:
+            if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided and id(leaf) not in laid_out:
+                laid_out[id(leaf)] = non_contiguous(leaf).requires_grad_(leaf.requires_grad)
+        return replace(self, leaves=[laid_out.get(id(v), v) for v in self.leaves])
 
     @classmethod
     def of(cls, sample: Any) -> OpSample:

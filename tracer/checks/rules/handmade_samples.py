@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
+
+from ops_registry.torch_private import schemas
 
 Values = dict[str, Any]
 
@@ -189,6 +191,20 @@ MAKERS: dict[str, Callable[[], list[Values]]] = {
 }
 
 
+def _of_lists(name: str) -> Iterator[Values]:
+    """Lists of one tensor for an op of lists, by those of its schemas that ask for nothing else.
+
+    Of two, torch says that both results require grad where one input does; here each stands for itself.
+    """
+    for schema in schemas(getattr(torch.ops.aten, name)).values():
+        required = [a for a in schema.arguments if not a.has_default_value()]
+        if all(str(a.type) == "List[Tensor]" and not a.kwarg_only for a in required):
+            names = ["input" if a.name == "self" else a.name for a in required]
+            yield {n: [0.6 + 0.3 * _rand(2, 2, seed=i)] for i, n in enumerate(names)}
+
+
 def handmade_samples(name: str) -> Sequence[Values]:
     """Arguments for a rule; none where the table has nothing for it."""
+    if name.startswith("_foreach_"):
+        return list(_of_lists(name))
     return MAKERS[name]() if name in MAKERS else ()

@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflat
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import Rule
+from ops_registry.torch_private import storage_key
 from tracer.checks.leaves import (
     SEED,
     can_have_gradient,
@@ -40,7 +41,7 @@ class SampleCall:
     def __call__(self, leaves: list[Any]) -> Any:
         args, kwargs = arranged(self.spelling, tree_unflatten(leaves, self.spec))
         if self.spelling.inplace and args:
-            args = (args[0].clone(), *args[1:])
+            args = (tree_map(torch.clone, args[0]), *args[1:])
         return self.spelling.func(*args, **kwargs)
 
     def run_plain(self) -> Any:
@@ -71,8 +72,7 @@ def torch_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
     kept: dict[int, int] = {}
 
     def pack(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage.data_ptr()] = storage.nbytes()
+        kept[storage_key(tensor)] = tensor.untyped_storage().nbytes()
         return tensor
 
     try:

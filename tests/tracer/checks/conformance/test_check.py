@@ -83,3 +83,28 @@ def test_nan_differs_from_a_number_and_not_from_nan() -> None:
 def _derivatives(**fields: Any) -> Any:
     empty: dict[str, Any] = {"outputs": [], "requires_grad": [], "first": [], "second": [], "arguments": []}
     return Derivatives(**{**empty, **fields})
+
+
+def test_a_value_off_by_one_rounding_is_a_failure() -> None:
+    [failure] = check_op(Job("rounded", source="support.fake_ops:EXACT")).failures
+    assert failure.cause == "result: values differ"
+
+
+def test_one_leaf_at_a_time_is_one_comparison_a_leaf() -> None:
+    source = "support.fake_ops:PAIRS"
+    outcomes = [check_op(Job("product", source=source, leaves=leaves)) for leaves in ("all", "one")]
+    assert [(o.status, o.checks) for o in outcomes] == [("passed", 1), ("passed", 2)]
+
+
+def test_with_one_leaf_the_rest_is_plain() -> None:
+    source = "support.fake_ops:PAIRS"
+    assert check_op(Job("both_tracked", source=source)).status == "passed"
+    [failure] = check_op(Job("both_tracked", source=source, leaves="one")).failures
+    assert (failure.cause, failure.count) == ("result: values differ", 2)
+
+
+def test_noncontiguous_puts_nan_into_the_gaps_of_every_tensor() -> None:
+    source = "support.fake_ops:EXACT"
+    assert check_op(Job("by_address", source=source)).status == "passed"
+    [failure] = check_op(Job("by_address", source=source, noncontiguous=True)).failures
+    assert failure.cause == "result: nan where torch has none"

@@ -1,4 +1,4 @@
-"""The rows of ``docs/corners.md`` and the tests that they name as their proofs."""
+"""The rows of pages whose every line is proved by a test (``docs/corners.md``, ``docs/borders.md``), and the tests that they name."""
 
 from __future__ import annotations
 
@@ -9,9 +9,19 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "corners.md").read_text()
-#: The body rows of all tables.
-ROWS = [line for table in re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", PAGE, re.MULTILINE) for line in table.splitlines()]
+#: The pages, by the names of their files.
+PAGES = {name: (TESTS.parent / "docs" / f"{name}.md").read_text() for name in ("corners", "borders")}
+
+
+def rows(page: str) -> list[str]:
+    """The body rows of all tables of a page."""
+    return [
+        line for table in re.findall(r"^\|[-|]+\|\n((?:\|.*\n)+)", page, re.MULTILINE) for line in table.splitlines()
+    ]
+
+
+#: Page and row.
+ROWS = [(name, row) for name, page in PAGES.items() for row in rows(page)]
 
 
 def proofs(row: str) -> list[tuple[Path, str]]:
@@ -20,15 +30,15 @@ def proofs(row: str) -> list[tuple[Path, str]]:
     return [(TESTS / re.sub("^rules/", "ops_registry/rules/", file), name) for file, _, name in named]
 
 
-#: All of them.
-PROOFS = frozenset(proof for row in ROWS for proof in proofs(row))
+#: All of them, with the page that names them.
+PROOFS = {proof: name for name, row in ROWS for proof in proofs(row)}
 
 
 def fail_unless_run(report: pytest.TestReport, path: Path, name: str) -> None:
     """A proof that was skipped, or was expected to fail, proves nothing: its report says failed."""
     if report.skipped and (path, name) in PROOFS:
         report.outcome = "failed"
-        report.longrepr = f"docs/corners.md names {name} as a proof, and it did not run: {report.longrepr}"
+        report.longrepr = f"docs/{PROOFS[path, name]}.md names {name} as a proof, and it did not run: {report.longrepr}"
 
 
 #: Calls that raise where something is not as it should be, beside those whose name starts with ``assert_``.

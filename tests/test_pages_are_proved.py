@@ -1,4 +1,4 @@
-"""Every line of ``docs/corners.md`` is proved by a test that runs and asserts something.
+"""Every line of ``docs/corners.md`` and of ``docs/borders.md`` is proved by a test that runs and asserts something.
 
 That it runs is seen to by ``pytest_runtest_makereport`` in ``conftest.py``: of these tests, one that is skipped fails.
 """
@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support import corners
-from support.corners import ROWS, asserts, proofs
+from support import proofs as pages
+from support.proofs import ROWS, asserts, proofs
 
 
 @cache
@@ -27,12 +27,16 @@ def functions_in(path: Path) -> dict[str, list[ast.FunctionDef]]:
     return found
 
 
-def test_the_page_has_its_tables() -> None:
-    assert len(ROWS) > 100
-    assert all(row.count("|") == 4 for row in ROWS), "a row has three columns"
+@pytest.mark.parametrize(("page", "least"), [("corners", 100), ("borders", 30)])
+def test_a_page_has_its_tables(page: str, least: int) -> None:
+    rows = [row for name, row in ROWS if name == page]
+    assert len(rows) > least
+    assert all(row.count("|") == 4 for row in rows), "a row has three columns"
 
 
-@pytest.mark.parametrize("row", ROWS, ids=lambda row: re.sub(r"[`*]", "", row.split("|")[1].strip())[:50])
+@pytest.mark.parametrize(
+    "row", [row for _, row in ROWS], ids=lambda row: re.sub(r"[`*]", "", row.split("|")[1].strip())[:50]
+)
 def test_each_line_names_tests_that_assert_something(row: str) -> None:
     assert proofs(row), "the line names no test"
     for path, name in proofs(row):
@@ -72,6 +76,6 @@ def test_a_proof_that_does_not_run_fails(
         return request.node.ihook.pytest_runtest_makereport(item=request.node, call=info).outcome
 
     assert outcome(lambda: leave("not here")) == "skipped"
-    monkeypatch.setattr(corners, "PROOFS", {(request.path, "test_a_proof_that_does_not_run_fails")})
+    monkeypatch.setattr(pages, "PROOFS", {(request.path, "test_a_proof_that_does_not_run_fails"): "corners"})
     assert outcome(lambda: leave("not here")) == "failed"
     assert outcome(lambda: None) == "passed"

@@ -1,0 +1,50 @@
+"""Which nodes a sweep visits, and when: where leaves with hooks stand, and what leads to a target."""
+
+from __future__ import annotations
+
+from tracer.backprop.hooks import native_hooks
+from tracer.node import Bridge, Leaf, Node, flat
+
+
+def hooked_leaves_early(order: list[Node]) -> list[Node]:
+    """``order`` with each leaf that has hooks right behind the last node that sends it a gradient.
+
+    By serial number leaves come last of all. torch fills each as soon as its gradient is complete, and hooks rely on it: they step and
+    drop the gradient, or send it to other processes while backward goes on.
+    """
+    hooked = {n for n in order if isinstance(n, Leaf) and (n.extras is not None or n.adopted) and _has_hooks(n)}
+    if not hooked:
+        return order
+    last: dict[Node, Node] = {}
+    for node in order:
+        for parent in flat(node.parents):
+            if parent in hooked:
+                last.pop(parent, None)  # so that leaves of one node stand in the order of its inputs
+                last[parent] = node
+    behind: dict[Node, list[Node]] = {}
+    for leaf, node in last.items():
+        behind.setdefault(node, []).append(leaf)
+    early: list[Node] = []
+    for node in order:
+        if node not in last:
+            early.append(node)
+            early.extend(behind.get(node, ()))
+    return early
+
+
+def _has_hooks(leaf: Leaf) -> bool:
+    extras = leaf.extras
+    if extras is not None and (extras.hooks or extras.prehooks or extras.post_hooks or extras.accumulate_hooks):
+        return True
+    return bool(native_hooks(leaf, "_backward_hooks") or native_hooks(leaf, "_post_accumulate_grad_hooks"))
+
+
+def nodes_needed_for(targets: set[Node], order: list[Node], through_bridges: bool) -> set[Node]:
+    """The targets, and the nodes of ``order`` from which a way leads to one (or to a bridge, where that counts)."""
+    needed = set(targets)
+    for node in reversed(order):
+        if node in needed:
+            continue
+        if (through_bridges and type(node) is Bridge) or any(p in needed for p in flat(node.parents)):
+            needed.add(node)
+    return needed

@@ -1,0 +1,93 @@
+"""The sweep in progress on this thread: what hooks and callbacks ask of the backward pass around them.
+
+torch's own Python code asks by the names of these functions (``register_multi_grad_hook``, flop counters, module trackers);
+``tracer.install`` puts them there. Where torch's own engine runs a pass inside ours, or ours has none, torch answers.
+"""
+
+from __future__ import annotations
+
+import itertools
+import threading
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ops_registry.torch_private import (
+    native_autograd_node,
+    native_graph_task_id,
+    native_will_execute,
+)
+from tracer.errors import NotInBackwardError
+from tracer.node import Node
+from tracer.recording.grad_fn import as_grad_fn
+from tracer.recording.parents import any_node
+
+#: Numbers of our sweeps, far from those that torch's engine counts its own passes with.
+next_task = itertools.count(1 << 40).__next__
+
+
+class Progress(Protocol):
+    """What is asked of a sweep."""
+
+    task: int
+    #: torch's own pass that the sweep runs inside of, -1 where there is none.
+    native_task: int
+    #: The node that is visited.
+    node: Node | None
+    #: What is to be called when the sweep has come through and every ``.grad`` is filled.
+    callbacks: list[Callable[[], Any]]
+
+    def will_visit(self, node: Node) -> bool:
+        """Whether ``node`` is among those that the sweep visits."""
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        self.sweeps: list[Progress] = []
+
+
+_state = _State()
+
+
+def begin(sweep: Progress) -> None:
+    """The sweep is the innermost one from now on."""
+    sweep.native_task = native_graph_task_id()
+    _state.sweeps.append(sweep)
+
+
+def end() -> None:
+    """The innermost sweep is over."""
+    _state.sweeps.pop()
+
+
+def innermost() -> Progress | None:
+    """The sweep that surrounds the code that asks; None where there is none, or a pass of torch's own is nearer."""
+    sweeps = _state.sweeps
+    return sweeps[-1] if sweeps and sweeps[-1].native_task == native_graph_task_id() else None
+
+
+def current_graph_task_id() -> int:
+    """``torch._C._current_graph_task_id``: the number of the backward pass in progress, -1 where there is none."""
+    sweep = innermost()
+    return native_graph_task_id() if sweep is None else sweep.task
+
+
+def current_autograd_node() -> Any:
+    """``torch._C._current_autograd_node``: the node that is visited, None outside of a backward pass."""
+    sweep = innermost()
+    if sweep is None:
+        return native_autograd_node()
+    return None if sweep.node is None else as_grad_fn(sweep.node)
+
+
+def will_engine_execute_node(node: Any) -> bool:
+    """``torch._C._will_engine_execute_node``: whether the backward pass in progress comes to the node."""
+    sweep = innermost()
+    if sweep is None and not isinstance(node, Node):
+        return native_will_execute(node)
+    if sweep is None:
+        raise NotInBackwardError("_will_engine_execute_node() was called outside of a backward pass: call it in a hook")
+    if isinstance(node, Node):
+        return sweep.will_visit(node)
+    variable = getattr(node, "variable", None)  # torch's own node of a native leaf, which our sweep fills
+    ours = None if variable is None else any_node(variable)
+    return ours is not None and sweep.will_visit(ours)

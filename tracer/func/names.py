@@ -1,0 +1,70 @@
+"""The names of ``torch.func``, on our own rules from the start, whether or not a tracked tensor takes part."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch
+
+from tracer.func.handover import on_our_rules
+from tracer.func.reverse import scalar_hessian
+
+T = TypeVar("T", bound=Callable[..., Any])
+
+
+def _made_on_our_rules(transform: T) -> T:
+    """A transform of torch's that returns a function, with that function run on our rules."""
+
+    @functools.wraps(transform)
+    def make(*args: Any, **kwargs: Any) -> Callable[..., Any]:
+        made = transform(*args, **kwargs)
+
+        @functools.wraps(made)
+        def run(*inputs: Any, **keywords: Any) -> Any:
+            with on_our_rules():
+                return made(*inputs, **keywords)
+
+        return run
+
+    return make  # type: ignore[return-value]
+
+
+def _runs_on_our_rules(transform: T) -> T:
+    """A transform of torch's that runs the function itself, on our rules."""
+
+    @functools.wraps(transform)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with on_our_rules():
+            return transform(*args, **kwargs)
+
+    return run  # type: ignore[return-value]
+
+
+grad = _made_on_our_rules(torch.func.grad)
+grad_and_value = _made_on_our_rules(torch.func.grad_and_value)
+jacrev = _made_on_our_rules(torch.func.jacrev)
+jacfwd = _made_on_our_rules(torch.func.jacfwd)
+vmap = _made_on_our_rules(torch.func.vmap)
+vjp = _runs_on_our_rules(torch.func.vjp)
+jvp = _runs_on_our_rules(torch.func.jvp)
+
+
+def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """``torch.func.linearize``."""
+    with on_our_rules():
+        return torch.func.linearize(func, *primals)
+
+
+def hessian(func: Callable[..., Any], argnums: Any = 0) -> Callable[..., Any]:
+    """``torch.func.hessian``; of a scalar function by one sweep over its gradient, which is faster than ``jacfwd`` over ``jacrev``."""
+    by_columns = _made_on_our_rules(torch.func.hessian)(func, argnums)
+
+    @functools.wraps(func)
+    def run(*args: Any) -> Any:
+        with on_our_rules():
+            found = scalar_hessian(func, args, argnums)
+        return by_columns(*args) if found is None else found
+
+    return run

@@ -1,0 +1,375 @@
+"""``grad``, ``vjp`` and forward mode on our own rules: what the public names of ``torch.func`` come to where tracked tensors take part.
+
+One tape serves all nestings. A transform gives the function fresh aliases of its inputs, which nothing else has seen: a gradient with
+respect to them is the derivative along this transform alone. It is recorded itself where something besides these inputs wants a gradient.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
+
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    batch_dim_of,
+    batch_level_of,
+    is_batched,
+    transform_parts,
+    unwrapped,
+)
+from tracer.backprop.batched import refused_by_vmap
+from tracer.backprop.sweep import Sweep
+from tracer.errors import TransformError
+from tracer.func.vmapped import batched
+from tracer.node import Node, flat
+from tracer.recording.levels import levels, physical
+from tracer.recording.parents import DIFFERENTIABLE, any_node
+from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
+
+
+def fresh(tensor: Any, transform: str) -> Tensor:
+    """An alias of an input that this transform alone differentiates with respect to; the history of the input goes on behind it."""
+    if not isinstance(tensor, torch.Tensor):
+        raise TransformError(f"{transform} differentiates with respect to tensors, and got {type(tensor).__name__}")
+    if tensor.dtype not in DIFFERENTIABLE:
+        raise TransformError(
+            f"{transform} was asked for the derivative with respect to a tensor of {tensor.dtype}: only floating point and complex tensors "
+            f"have one. Convert it, or leave it out (argnums)."
+        )
+    if levels.open and type(tensor) is not Tensor and physical(tensor).requires_grad:
+        raise TransformError(
+            f"{transform} inside torch.vmap was given a tensor of shape {tuple(tensor.shape)} that torch's own autograd follows, which "
+            f"cannot be followed together with tracked tensors there. Track it before (tracer.track), or detach it."
+        )
+    if any_node(tensor) is not None:
+        return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
+    with DisableTorchFunctionSubclass():
+        return tracked_alias(plain_alias(tensor)).requires_grad_()
+
+
+class Taped:
+    """One run of a function on fresh inputs, and the sweeps through what it recorded."""
+
+    def __init__(self, inputs: Sequence[Tensor]) -> None:
+        self.inputs = inputs
+        self.nodes = [_node(x) for x in inputs]
+
+    def reaches_beyond(self, outputs: Sequence[Any]) -> bool:
+        """Whether the outputs depend on something that wants a gradient besides the inputs."""
+        mine = set(self.nodes)
+        seen: set[Node] = set()
+        stack = [n for o in outputs if isinstance(o, torch.Tensor) and (n := any_node(o)) is not None]
+        stack += [p for n in self.nodes for p in flat(n.parents)]
+        while stack:
+            node = stack.pop()
+            if node in mine or node in seen:
+                continue
+            if not flat(node.parents):
+                return True
+            seen.add(node)
+            stack.extend(flat(node.parents))
+        return False
+
+    def pull(
+        self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
+    ) -> list[torch.Tensor]:
+        """The gradients of the inputs; zeros for one that the outputs do not depend on."""
+        roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
+        try:
+            with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
+                found = sweep.run(roots, set(self.nodes))
+        except RuntimeError as error:
+            if not levels.open or not refused_by_vmap(error):
+                raise
+            return self._pull_one_by_one(error, outputs, cotangents, recorded)
+        return [
+            found[node] if node in found else torch.zeros_like(plain_alias(x))
+            for node, x in zip(self.nodes, self.inputs, strict=True)
+        ]
+
+    def _pull_one_by_one(
+        self, error: Exception, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], recorded: bool
+    ) -> list[torch.Tensor]:
+        """``pull`` for each of the batch of the innermost level in turn: a rule on the way cannot be vmapped."""
+        level = levels.open[-1]
+        if any(is_batched(o) and batch_level_of(o) == level.number for o in outputs):
+            raise TransformError(
+                "a transform inside torch.vmap needs the gradient of a call whose rule cannot be vmapped (it decides by values). Call the "
+                "transform in a loop, or write the rule without such a decision."
+            ) from error
+        rows = [
+            self.pull(outputs, [_row(c, i, level.number) for c in cotangents], keep=True, recorded=recorded)
+            for i in range(level.batch_size)
+        ]
+        return [batched(torch.stack(column), 0, level) for column in zip(*rows, strict=True)]
+
+
+def _row(cotangent: torch.Tensor, index: int, number: int) -> torch.Tensor:
+    """The cotangent at ``index`` of the batch of a level; one and the same for all where it is no batch there."""
+    if not is_batched(cotangent) or batch_level_of(cotangent) != number:
+        return cotangent
+    if any_node(cotangent) is not None:
+        raise TransformError(
+            "a transform inside torch.vmap needs the gradient of a call whose rule cannot be vmapped (it decides by values), with respect "
+            "to a cotangent that wants a gradient itself. Call the transform in a loop."
+        )
+    return unwrapped(cotangent).select(batch_dim_of(cotangent), index)
+
+
+def _node(tensor: Tensor) -> Node:
+    assert tensor._node is not None
+    return tensor._node
+
+
+def _detached(nest: Any) -> Any:
+    return tree_map_only(Tensor, lambda t: t.detach(), nest)
+
+
+def _split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+    if not has_aux:
+        return output, None
+    if not (isinstance(output, tuple) and len(output) == 2):
+        raise TransformError(
+            f"{transform}: with has_aux=True the function has to return a tuple (output, aux), and it returned {type(output).__name__}"
+        )
+    return output
+
+
+def grad_and_value(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The gradients of the scalar that ``func`` returns, and that scalar (with aux): ``torch.func.grad_and_value``."""
+    title = "grad_and_value(f)(*args)"
+    recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        listed, spec = tree_flatten(transform_parts._slice_argnums(args, argnums, as_tuple=False))
+        inputs = [fresh(x, title) for x in listed]
+        tape = Taped(inputs)
+        output, aux = _split_aux(
+            func(*_replaced(args, argnums, tree_unflatten(inputs, spec)), **kwargs), has_aux, title
+        )
+        if not isinstance(output, torch.Tensor):
+            raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
+        if output.dim() != 0:
+            raise TransformError(
+                f"{title}: expected f(*args) to return a scalar tensor, got one of shape {tuple(output.shape)}. Reduce it, or use vjp or "
+                f"jacrev."
+            )
+        recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]])
+        one = torch.ones_like(plain_alias(output))
+        grads = tree_unflatten(tape.pull([output], [one], keep=recorded, recorded=recorded), spec)
+    if not recorded:
+        output, aux = _detached((output, aux))
+    return grads, ((output, aux) if has_aux else output)
+
+
+def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
+    """``args`` with the tensors of ``new`` at ``argnums``; None stands for all of them."""
+    if argnums is None:
+        return new
+    return transform_parts._replace_args(
+        args,
+        (new,) if isinstance(argnums, int) else new,
+        transform_parts._validate_and_wrap_argnums(argnums, len(args)),
+    )
+
+
+def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
+    return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
+
+
+def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
+    listed, spec = tree_flatten(output)
+    if not listed:
+        raise TransformError(f"{transform}: the function returned no tensor")
+    for o in listed:
+        if not isinstance(o, torch.Tensor):
+            raise TransformError(
+                f"{transform}: expected the function to return tensors alone, got {type(o).__name__}. Return other things by has_aux=True."
+            )
+    return listed, spec
+
+
+def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False) -> tuple[Any, ...]:
+    """The outputs of ``func`` and a function from cotangents to gradients (and aux): ``torch.func.vjp``."""
+    title = "vjp(f, *primals)"
+    recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        listed, spec = tree_flatten(_sliced(primals, argnums))
+        inputs = [fresh(x, title) for x in listed]
+        tape = Taped(inputs)
+        output, aux = _split_aux(func(*_replaced(primals, argnums, tree_unflatten(inputs, spec))), has_aux, title)
+        outputs, out_spec = _outputs(output, title)
+        for o in outputs:
+            if o.dtype not in DIFFERENTIABLE:
+                raise TransformError(
+                    f"{title}: all outputs of f must be floating point or complex tensors, got one of {o.dtype}"
+                )
+        beyond = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
+
+    def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+        given, given_spec = tree_flatten(cotangents)
+        if given_spec != out_spec:
+            raise TransformError(
+                f"vjp_fn was given cotangents of structure {given_spec}, and the outputs of the function have structure {out_spec}"
+            )
+        for o, c in zip(outputs, given, strict=True):
+            if c.shape != o.shape:
+                raise TransformError(
+                    f"vjp_fn was given a cotangent of shape {tuple(c.shape)} for an output of shape {tuple(o.shape)}"
+                )
+        wanted = torch.is_grad_enabled() if create_graph is None else create_graph
+        recorded = wanted and (beyond or any(any_node(c) is not None for c in given))
+        with torch.enable_grad():
+            return tree_unflatten(tape.pull(outputs, given, keep=retain_graph or recorded, recorded=recorded), spec)
+
+    value = tree_unflatten(outputs, out_spec)
+    if not beyond:
+        value, aux = _detached((value, aux))
+    return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
+
+
+class Linear:
+    """The derivative of a function at a point as a linear map of tangents, by transposing its backward pass.
+
+    The gradients of the inputs are a linear function of the cotangents: the derivative of that function along ``tangents`` is ``J v``.
+    """
+
+    def __init__(self, tape: Taped, outputs: Sequence[torch.Tensor], recorded: bool) -> None:
+        self.outputs = outputs
+        self.recorded = recorded
+        self._cotangents = [tracked_alias(torch.zeros_like(plain_alias(o))).requires_grad_() for o in outputs]
+        self._gradients = tape.pull(outputs, self._cotangents, keep=True, recorded=True)
+
+    def push(self, tangents: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
+        """The tangents of the outputs."""
+        recorded = self.recorded or (torch.is_grad_enabled() and any(any_node(t) is not None for t in tangents))
+        return Taped(self._cotangents).pull(self._gradients, tangents, keep=keep or recorded, recorded=recorded)
+
+
+def _linear(
+    func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, has_aux: bool, title: str
+) -> tuple[Linear, Any, Any, Any, Any]:
+    """The linear map, the outputs with their structure, aux, and the primals' structure."""
+    recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        listed, spec = tree_flatten(_sliced(primals, argnums))
+        inputs = [fresh(x, title) for x in listed]
+        tape = Taped(inputs)
+        output, aux = _split_aux(func(*_replaced(primals, argnums, tree_unflatten(inputs, spec))), has_aux, title)
+        outputs, out_spec = _outputs(output, title)
+        recorded = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
+        linear = Linear(tape, outputs, recorded)
+    value = tree_unflatten(outputs, out_spec)
+    if not recorded:
+        value, aux = _detached((value, aux))
+    return linear, value, out_spec, aux, spec
+
+
+def jvp(
+    func: Callable[..., Any],
+    primals: Any,
+    tangents: Any,
+    argnums: Any = None,
+    *,
+    strict: bool = False,
+    has_aux: bool = False,
+) -> tuple[Any, ...]:
+    """The outputs of ``func`` and their derivative along ``tangents`` (and aux): ``torch.func.jvp``."""
+    title = "jvp(f, primals, tangents)"
+    if not isinstance(primals, tuple):
+        raise TransformError(f"{title}: primals has to be a tuple, so that f(*primals) can be called")
+    given = _checked_tangents(_sliced(primals, argnums), tangents, title)
+    linear, value, out_spec, aux, _ = _linear(func, primals, argnums, has_aux, title)
+    if strict and any(any_node(o) is None for o in linear.outputs):
+        raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
+    pushed = tree_unflatten(linear.push(given, keep=False), out_spec)
+    return (value, pushed, aux) if has_aux else (value, pushed)
+
+
+def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+    flat_primals, spec = tree_flatten(primals)
+    if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
+        (tangents,) = tangents
+    given, given_spec = tree_flatten(tangents)
+    if given_spec != spec:
+        raise TransformError(f"{title}: primals and tangents must have the same structure; got {spec} and {given_spec}")
+    if not flat_primals:
+        raise TransformError(f"{title}: primals holds no tensor")
+    for p, t in zip(flat_primals, given, strict=True):
+        if not isinstance(p, torch.Tensor) or not isinstance(t, torch.Tensor):
+            raise TransformError(f"{title}: primals and tangents have to be tensors")
+        if p.shape != t.shape or p.dtype != t.dtype:
+            raise TransformError(
+                f"{title}: a tangent has the shape and dtype of its primal; got {tuple(t.shape)}, {t.dtype} for {tuple(p.shape)}, {p.dtype}"
+            )
+    return given
+
+
+def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
+    """The outputs of ``func`` and its derivative at ``primals`` as a function of tangents: ``torch.func.linearize``."""
+    title = "linearize(f, *primals)"
+    linear, value, out_spec, _, _ = _linear(func, primals, None, False, title)
+
+    def jvp_fn(*tangents: Any) -> Any:
+        given = _checked_tangents(primals, tangents, title)
+        return tree_unflatten(linear.push(given, keep=True), out_spec)
+
+    return value, jvp_fn
+
+
+class Gradient:
+    """The gradient of a scalar function at a point, recorded: what a Hessian is made of."""
+
+    def __init__(self, func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, title: str) -> None:
+        self.recording = torch.is_grad_enabled()
+        with torch.enable_grad():
+            listed, self.spec = tree_flatten(_sliced(primals, argnums))
+            self.tape = Taped([fresh(x, title) for x in listed])
+            self.output = func(*_replaced(primals, argnums, tree_unflatten(self.tape.inputs, self.spec)))
+            self.is_scalar = isinstance(self.output, torch.Tensor) and self.output.dim() == 0
+            if self.is_scalar:
+                self.beyond = self.recording and self.tape.reaches_beyond([self.output])
+                one = torch.ones_like(plain_alias(self.output))
+                self.parts = self.tape.pull([self.output], [one], keep=True, recorded=True)
+
+    def along(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """The derivative of the gradient along ``tangents``: the Hessian times them."""
+        recorded = self.recording and (self.beyond or any(any_node(t) is not None for t in tangents))
+        with torch.enable_grad():
+            return self.tape.pull(self.parts, tangents, keep=True, recorded=recorded)
+
+
+def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
+    """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
+    title = "hvp(f, primals, tangents)"
+    given = _checked_tangents(primals, tangents, title)
+    gradient = Gradient(func, primals, None, title)
+    if not gradient.is_scalar:
+        raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")
+    return tree_unflatten(gradient.along(given), gradient.spec)
+
+
+def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any) -> Any:
+    """The Hessian of a scalar function in the structure of its inputs, twice: the gradient, then one sweep for all its elements.
+
+    None for a function that returns something else.
+    """
+    gradient = Gradient(func, args, argnums, "hessian(f)(*args)")
+    if not gradient.is_scalar:
+        return None
+    parts = gradient.parts
+    sizes = [p.numel() for p in parts]
+    if any(p.is_complex() for p in parts) or not sum(sizes):
+        return None
+    basis = torch.eye(sum(sizes), dtype=torch.promote_types(parts[0].dtype, parts[-1].dtype), device=parts[0].device)
+    rows = [block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)]
+    columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
+    blocks = [
+        tree_unflatten([c.reshape(*p.shape, *q.shape) for c, q in zip(split, parts, strict=True)], gradient.spec)
+        for p, split in zip(parts, zip(*(c.split(sizes) for c in columns), strict=True), strict=True)
+    ]
+    return tree_unflatten(blocks, gradient.spec)

@@ -1,0 +1,240 @@
+"""``torch.vmap`` over tracked tensors: arguments, and what the function closes over.
+
+Inside a level every call is recorded as usual, on tensors that each stand for a batch. When the level ends, what was recorded in it becomes
+one node, a ``VmapNode``: its gradient is one sweep over the nodes inside, under a level of its own, for the whole batch at once.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from ops_registry.torch_private import DisableTorchFunctionSubclass, add_batch_dim, vmap_parts
+from tracer.backprop.sweep import Sweep
+from tracer.graph import enter
+from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
+from tracer.recording.levels import Level, levels, note_argument, opened
+from tracer.recording.parents import DIFFERENTIABLE
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
+
+torch_flat_vmap: Callable[..., Any] = vmap_parts._flat_vmap
+
+
+class BatchedInput(Node):
+    """An argument of a vmapped function, as it looks inside: the gradient goes on at ``outer``, with the batch along ``dim``."""
+
+    __slots__ = ("dim", "level", "outer")
+
+    def __init__(self, outer: Node, dim: int, level: Level, shape: torch.Size, dtype: torch.dtype) -> None:
+        super().__init__((), shape, dtype)
+        self.outer = outer
+        self.dim = dim
+        self.level = level
+
+    @property
+    def op(self) -> str:
+        return "batched_input"
+
+
+class VmapNode(OpaqueNode):
+    """What was recorded inside one level of ``torch.vmap``, as one call.
+
+    ``roots`` are the nodes inside whose gradients come from outside, the batch of each along its ``out_dims``. ``limits`` are the nodes
+    where a sweep inside ends; parent by parent they say where the gradient goes on. ``native`` gives those results, by position, that
+    have a history in torch's own autograd too: an argument of the function that torch follows met a tracked tensor.
+    """
+
+    __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots")
+
+    #: None for a result is no gradient: the sweep inside begins with those that are there.
+    none_is_zero = True
+
+    def __init__(
+        self, level: Level, roots: list[Node], out_dims: list[int], native: dict[int, torch.Tensor] | None = None
+    ) -> None:
+        self.level = level
+        self.roots = roots
+        self.out_dims = out_dims
+        self.inside, self.limits = _inside(level, roots)
+        self.native = list(native or ())
+        bridges = [Bridge(tensor) for tensor in (native or {}).values()]
+        super().__init__("vmap", (*_go_on(self.limits, level), *bridges), None, None)
+
+    @property
+    def origin(self) -> str:
+        return "the backward pass inside torch.vmap"
+
+    def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        grads = grad if isinstance(grad, tuple) else (grad,)
+        given = [i for i, g in enumerate(grads) if g is not None]
+        reached: list[int] = []
+
+        def sweep_inside(*cotangents: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            level = levels.open[-1]
+            level.stands_for = {self.level, *self.level.stands_for}
+            roots = [(self.roots[i], c) for i, c in zip(given, cotangents, strict=True)]
+            with Sweep(keep_graph=True, create_graph=recorded) as sweep:
+                found = sweep.run_inside(roots, self.inside, self.limits)
+            reached[:] = [i for i, limit in enumerate(self.limits) if limit in found]
+            return tuple([found[self.limits[i]] for i in reached])
+
+        with torch.enable_grad() if recorded else torch.no_grad():
+            results = torch.vmap(
+                sweep_inside, in_dims=tuple([self.out_dims[i] for i in given]), randomness="different"
+            )(*[grads[i] for i in given])
+            all_results: list[Any] = [None] * len(self.limits)
+            for i, result in zip(reached, results, strict=True):
+                all_results[i] = _outside(self.limits[i], self.level, result)
+        return [*all_results, *(grads[i] for i in self.native)]
+
+
+def _outside(limit: Node, level: Level, grad: torch.Tensor) -> torch.Tensor:
+    """A gradient that a sweep inside has found, with the batch along dimension 0, as the gradient of what lies outside."""
+    if not _shares_batch(limit, level):
+        return grad.sum(0)  # what the function closes over is the same for each of the batch
+    return grad.movedim(0, limit.dim) if isinstance(limit, BatchedInput) else grad
+
+
+def _shares_batch(limit: Node, level: Level) -> bool:
+    """Whether a node where ``level`` ends stands for a batch: an argument, or a node of a level whose backward pass this one is."""
+    if isinstance(limit, BatchedInput):
+        return limit.level is level or limit.level in level.stands_for
+    return _ended(limit) in level.stands_for
+
+
+def _home(node: Node) -> Node:
+    """The call that ``node`` is a result of."""
+    return node.parents[0] if isinstance(node, Output) and node.parents else node
+
+
+def _ended(node: Node) -> Level | None:
+    """The level in which ``node`` was recorded, where that has ended."""
+    extras = _home(node).extras
+    return None if extras is None else extras.level
+
+
+def _inside(level: Level, roots: list[Node]) -> tuple[list[Node], list[Node]]:
+    """The nodes recorded in ``level`` that ``roots`` reach, newest first, and those where it ends: arguments, and what lies outside."""
+    inside: list[Node] = []
+    limits: list[Node] = []
+    stack = list(dict.fromkeys(roots))
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if _is_inside(node, level):
+            inside.append(node)
+            for parent in flat(node.parents):
+                if parent not in seen:
+                    seen.add(parent)
+                    stack.append(parent)
+        else:
+            limits.append(node)
+    inside.sort(key=attrgetter("serial"), reverse=True)
+    return inside, limits
+
+
+def _is_inside(node: Node, level: Level) -> bool:
+    if isinstance(node, Leaf | Bridge | BatchedInput):
+        return False
+    ended = _ended(node)
+    return _home(node).serial >= level.start if ended is None else ended is level
+
+
+def _go_on(limits: list[Node], level: Level) -> list[Node]:
+    """Where the gradients of the limits go on: outside, or, for nodes of a level that has ended, at one more node of that level."""
+    parents: list[Any] = list(limits)
+    ended: dict[Level, list[int]] = {}
+    for position, limit in enumerate(limits):
+        if not _shares_batch(limit, level):
+            continue
+        if isinstance(limit, BatchedInput):
+            parents[position] = limit.outer
+        elif (theirs := _ended(limit)) is not None:
+            ended.setdefault(theirs, []).append(position)
+    for theirs, positions in ended.items():
+        again = VmapNode(theirs, [limits[i] for i in positions], [0] * len(positions))
+        again.extra().outputs = [None] * len(positions)
+        enter(again)
+        for index, position in enumerate(positions):
+            limit = limits[position]
+            assert limit.shape is not None and limit.dtype is not None
+            output = Output(again, index, torch.Size((level.batch_size, *limit.shape)), limit.dtype)
+            again.extra().outputs[index] = weakref.ref(output)  # type: ignore[index]
+            parents[position] = output
+    return parents
+
+
+def flat_vmap(
+    func: Callable[..., Any],
+    batch_size: int,
+    flat_in_dims: list[int | None],
+    flat_args: list[Any],
+    args_spec: Any,
+    out_dims: Any,
+    randomness: str,
+    **kwargs: Any,
+) -> Any:
+    """What every form of ``torch.vmap`` comes to: ``func`` once, on arguments that stand for a batch."""
+    if torch.compiler.is_compiling():
+        return torch_flat_vmap(func, batch_size, flat_in_dims, flat_args, args_spec, out_dims, randomness, **kwargs)
+    with vmap_parts.vmap_increment_nesting(batch_size, randomness) as number, opened(number, batch_size) as level:
+        inputs = [
+            arg if dim is None else batched(arg, dim, level) for arg, dim in zip(flat_args, flat_in_dims, strict=True)
+        ]
+        outputs = func(*tree_unflatten(inputs, args_spec), **kwargs)
+        return _leave(outputs, out_dims, level, func)
+
+
+def batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
+    """An argument as the vmapped function sees it."""
+    note_argument(level, arg)
+    if type(arg) is not Tensor:
+        return add_batch_dim(arg, dim, level.number)
+    with DisableTorchFunctionSubclass():
+        inside = become_tracked(add_batch_dim(plain_alias(arg), dim, level.number))
+        if arg._node is not None:
+            inside._node = BatchedInput(arg._node, dim, level, inside.shape, inside.dtype)
+    return inside
+
+
+def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) -> Any:
+    """The results of ``func`` outside of the level, with a history where they have one inside."""
+    listed, spec = tree_flatten(outputs)
+    with DisableTorchFunctionSubclass():
+        results = vmap_parts._unwrap_batched(outputs, out_dims, level.number, level.batch_size, func)
+        left, _ = tree_flatten(results)
+        fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]
+        carrying = [i for i in fresh if listed[i]._node is not None]
+        for i in fresh:
+            if listed[i]._node is None and left[i].dtype in DIFFERENTIABLE and not left[i].requires_grad:
+                become_tracked(left[i])
+        if carrying:
+            dims = _dims_of(out_dims, outputs, spec)
+            _give_history(level, [(left, i, listed[i]._node, dims[i]) for i in carrying])
+    return tree_unflatten(left, spec)
+
+
+def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any]:
+    """``out_dims`` for each of the results, as torch has accepted them."""
+    if isinstance(outputs, torch.Tensor):
+        return [out_dims[0] if isinstance(out_dims, tuple) else out_dims]
+    return vmap_parts._broadcast_to_and_flatten(out_dims, spec)
+
+
+def _give_history(level: Level, carrying: list[Any]) -> None:
+    """Let one node for the level be the history of its results."""
+    dims = [dim if dim >= 0 else dim + left[i].dim() for left, i, _, dim in carrying]
+    native = {index: left[i] for index, (left, i, _, _) in enumerate(carrying) if left[i].requires_grad}
+    node = VmapNode(level, [root for _, _, root, _ in carrying], dims, native)
+    for inner in node.inside:
+        inner.extra().level = level
+    results = [left[i] for left, i, _, _ in carrying]
+    node.set_results(results, range(len(results)))
+    enter(node)
+    for index, (left, i, _, _) in enumerate(carrying):
+        left[i] = tracked_alias(results[index], node.of_result(index, results[index]))

@@ -1,0 +1,144 @@
+"""Levels of ``torch.vmap``: inside one, a tensor stands for a whole batch of tensors, and what is recorded there is only valid there.
+
+torch hides the batch dimension behind a wrapper that carries the number of its level. Numbers are used again, so what was saved in a level
+that has ended is wrapped anew where a backward pass opens another (``translated``). A wrapper has no version counter of its own: inside
+a level the versions of saved tensors are those of the memory beneath (``physical_versions``).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from ops_registry.torch_private import add_batch_dim, batch_dim_of, batch_level_of, is_batched, is_followed, unwrapped
+from tracer.errors import UnsupportedError
+from tracer.graph import current
+from tracer.node import Node, Versions, next_serial
+
+
+@dataclass(eq=False)
+class Level:
+    """One level of ``torch.vmap``: its number, the size of its batch, and the serial number at which it began."""
+
+    number: int
+    batch_size: int
+    start: int
+    #: The level that was open around it.
+    outer: Level | None
+    #: The memory of its arguments.
+    arguments: set[int] = field(default_factory=set)
+    #: The ended levels whose backward pass runs in this one: their batches are its own.
+    stands_for: set[Level] = field(default_factory=set)
+
+
+class _Recorder(Protocol):
+    def note(self, node: Node) -> None: ...
+
+
+class LevelRecorder:
+    """Sees every node that is recorded inside a level, in front of the open ``Graph``, if there is one."""
+
+    def __init__(self, outer: _Recorder | None) -> None:
+        self._outer = outer
+
+    def note(self, node: Node) -> None:
+        """Let the versions of what ``node`` saved be those of the memory beneath the batch."""
+        node.saved_versions = physical_versions(node.saved_versions)
+        if self._outer is not None:
+            self._outer.note(node)
+
+
+class _State(threading.local):
+    def __init__(self) -> None:
+        #: The open levels of this thread, innermost last.
+        self.open: list[Level] = []
+
+
+levels = _State()
+
+
+@contextmanager
+def opened(number: int, batch_size: int) -> Iterator[Level]:
+    """The level ``number``, just opened by torch, for the calls made inside the block."""
+    level = Level(number, batch_size, next_serial(), levels.open[-1] if levels.open else None)
+    levels.open.append(level)
+    outer: Any = current.__dict__.get("graph")
+    current.graph = LevelRecorder(current.graph)  # type: ignore[assignment]
+    try:
+        yield level
+    finally:
+        if outer is None:
+            del current.graph  # what is left is the default of all threads
+        else:
+            current.graph = outer
+        levels.open.pop()
+
+
+def physical(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor beneath all levels, those of torch's own transforms too."""
+    while is_batched(tensor) or is_followed(tensor):
+        tensor = unwrapped(tensor)
+    return tensor
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return physical(tensor).untyped_storage()._cdata
+
+
+def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors lie in one memory."""
+    return a.layout is torch.strided and b.layout is torch.strided and _memory(a) == _memory(b)
+
+
+def is_argument(tensor: torch.Tensor) -> bool:
+    """Whether a tensor lies in the memory of an argument of an open level: there it is a view of what lies outside."""
+    return any(_memory(tensor) in level.arguments for level in levels.open if level.arguments)
+
+
+def note_argument(level: Level, tensor: torch.Tensor) -> None:
+    """Remember the memory of an argument."""
+    if tensor.layout is torch.strided:
+        level.arguments.add(_memory(tensor))
+
+
+def physical_versions(versions: Versions) -> Versions:
+    """The saved tensors beneath all levels, each with its version now."""
+    if not any(is_batched(tensor) for tensor, _ in versions):
+        return versions
+    beneath = [(physical(tensor), version) for tensor, version in versions]
+    return [
+        (tensor, tensor._version if is_batched(saved) else version)
+        for (saved, _), (tensor, version) in zip(versions, beneath, strict=True)
+    ]
+
+
+def translated(node: Node, saved: Any) -> Any:
+    """What ``node`` saved, wrapped for the levels that are open now in place of those that it was recorded in, which have ended."""
+    level = None if node.extras is None else node.extras.level
+    numbers: dict[int, int] = {}
+    while level is not None:
+        now = next((now for now in reversed(levels.open) if now is level or level in now.stands_for), None)
+        if now is None:
+            raise UnsupportedError(
+                "backward reached a tensor that was made inside a torch.vmap which has ended, and not by way of the results of the "
+                "vmapped function. Return it from the function."
+            )
+        numbers[level.number] = now.number
+        level = level.outer
+    return saved if all(old == new for old, new in numbers.items()) else _wrapped(saved, numbers)
+
+
+def _wrapped(value: Any, numbers: dict[int, int]) -> Any:
+    if isinstance(value, torch.Tensor):
+        if not is_batched(value):
+            return value
+        number = batch_level_of(value)
+        return add_batch_dim(_wrapped(unwrapped(value), numbers), batch_dim_of(value), numbers.get(number, number))
+    if type(value) in (tuple, list):
+        return type(value)([_wrapped(item, numbers) for item in value])
+    return value

@@ -1,0 +1,252 @@
+"""TorchScript, whose calls never reach interception: compiled functions and methods, tracing, and copies of scripted modules.
+
+A call of compiled code is recorded as one opaque call: torch's own autograd runs it, and our sweep asks it for the gradients of the
+arguments and of the state that the code reads, tracked or not. ``tracer.install`` puts these in the place of torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterator, MutableMapping
+from typing import Any, NamedTuple
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from ops_registry.torch_private import (
+    BufferDict,
+    DisableTorchFunctionSubclass,
+    ModuleDict,
+    ParameterDict,
+    ScriptClass,
+    ScriptFuture,
+    ScriptObject,
+    tree_flatten,
+    tree_unflatten,
+)
+from tracer.errors import InPlaceError, UnsupportedError
+from tracer.naming import qualified
+from tracer.recording.fallback import record_with_torch
+from tracer.recording.native import as_native
+from tracer.tracked_tensor import Tensor, is_parameter, mark_as_parameter, plain_alias, track_in_place
+
+
+class Held(NamedTuple):
+    """A tensor that a scripted module holds, and where; ``name`` is empty for one inside a list, a dict or an object."""
+
+    module: Any
+    name: str
+    tensor: torch.Tensor
+
+
+_MAY_HOLD_TENSORS = (torch.Tensor, list, tuple, dict, type(None))
+
+
+def state_of(module: Any, names: frozenset[str] = frozenset()) -> Iterator[Held]:
+    """The parameters and buffers of a scripted module and its submodules, and what is found under the attributes ``names``."""
+    for kind in (ParameterDict, BufferDict):
+        for name, tensor in kind(module).items():
+            yield Held(module, name, tensor)
+    for name in names:
+        value = module.getattr(name) if module.hasattr(name) else None
+        if isinstance(value, torch.Tensor):
+            yield Held(module, name, value)
+        elif value is not None:
+            yield from (Held(module, "", t) for t in _tensors_inside(value))
+    for _, submodule in ModuleDict(module).items():
+        yield from state_of(submodule, names)
+
+
+def _tensors_inside(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors in lists and dicts, and in the attributes of objects of compiled classes."""
+    for leaf in tree_flatten(value)[0]:
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif hasattr(leaf, "__dict__"):
+            yield from _tensors_inside(list(vars(leaf).values()))
+
+
+#: What ``attributes_of`` has found.
+_attributes: MutableMapping[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def attributes_of(method: Any) -> frozenset[str]:
+    """The names of the attributes that a compiled method reads or writes, in whatever module, and that are not registered there.
+
+    Only those that may hold tensors: the type of an attribute never changes.
+    """
+    found = _attributes.get(method)
+    if found is None:
+        graph = method.inlined_graph  # held: its nodes do not hold it
+        nodes = [*graph.findAllNodes("prim::GetAttr"), *graph.findAllNodes("prim::SetAttr")]
+        names = {node.s("name") for node in nodes}
+        found = _attributes[method] = frozenset(_unregistered(method.owner, names))
+    return found
+
+
+def _unregistered(module: Any, names: set[str]) -> Iterator[str]:
+    submodules = dict(ModuleDict(module).items())
+    registered = {name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()} | submodules.keys()
+    for name in names - registered:
+        value = module.getattr(name) if module.hasattr(name) else False
+        if isinstance(value, _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"):
+            yield name
+    for submodule in submodules.values():
+        yield from _unregistered(submodule, names)
+
+
+def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
+    """The ``__call__`` of compiled code, which records a call with tracked tensors, given or held, as one opaque call."""
+
+    def recorded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return call(self, *args, **kwargs)
+        module = getattr(self, "owner", None)  # a function has none
+        names = frozenset[str]() if module is None else attributes_of(self)
+        held = [] if module is None else [h.tensor for h in state_of(module, names)]
+        given = tree_flatten((args, kwargs))[0]
+        held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
+        if not any(_wants_gradient(tensor) for tensor in (*held, *given)):
+            return call(self, *args, **kwargs)
+        before = {id(tensor) for tensor in held if tensor.requires_grad}
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            try:
+                result = call(self, *args, **kwargs)
+            except RuntimeError as error:
+                if "leaf Variable that requires grad" not in str(error):
+                    raise
+                raise InPlaceError(
+                    f"the compiled code of {self.name} writes in place into what requires grad, an argument or a tensor of its module: "
+                    f"that cannot be recorded. Let it write into a clone."
+                ) from error
+            _check_results(self.name, result)
+            return result
+
+        written: list[Held] = []
+
+        def new_state() -> list[torch.Tensor]:
+            if module is not None:
+                written.extend(h for h in state_of(module, names) if _has_new_history(h.tensor, before))
+                _check_places(self.name, written)
+            return [h.tensor for h in written]
+
+        result, tracked = record_with_torch(run, args, kwargs, self.name, held, new_state)
+        for place, tensor in zip(written, tracked, strict=True):
+            place.module.setattr(place.name, tensor)
+        return result
+
+    return recorded
+
+
+def _wants_gradient(value: Any) -> bool:
+    return type(value) is Tensor and value._node is not None
+
+
+def _has_new_history(tensor: torch.Tensor, before: set[int]) -> bool:
+    return type(tensor) is not Tensor and tensor.requires_grad and not tensor.is_leaf and id(tensor) not in before
+
+
+def _check_results(name: str, result: Any) -> None:
+    """Raise ``UnsupportedError`` for a result that may hold tensors where no gradient can be followed."""
+    for item in tree_flatten(result)[0]:
+        opaque = isinstance(item, ScriptObject | ScriptClass | ScriptFuture)
+        holding = not isinstance(item, torch.Tensor) and any(t.requires_grad for t in _tensors_inside(item))
+        if opaque or holding:
+            raise UnsupportedError(
+                f"the compiled code of {name} returned a {type(item).__name__}, into which a gradient cannot be followed. Return its "
+                f"tensors (of a Future: torch.jit.wait(it))."
+            )
+
+
+def _check_places(name: str, written: list[Held]) -> None:
+    if not all(place.name for place in written):
+        raise UnsupportedError(
+            f"the compiled code of {name} kept a tensor that requires grad in a list, a dict or an object of its module, where its "
+            f"history cannot be followed. Keep it as an attribute of its own, or detach it."
+        )
+
+
+# ------------------------------------------------------------------ tracing
+
+
+class _RefuseConstants(TorchFunctionMode):
+    """Refuses tracked tensors that require grad while torch traces: it would take them for constants."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        leaves, structure = tree_flatten((args, kwargs))
+        if any(map(_wants_gradient, leaves)):
+            raise UnsupportedError(
+                f"torch.jit.trace came to {qualified(func)} with a tracked tensor that requires grad and is neither an example input nor a "
+                f"parameter of the traced module: it would become a constant. Make it one of these, or detach it."
+            )
+        if any(type(leaf) is Tensor for leaf in leaves):
+            with DisableTorchFunctionSubclass():
+                args, kwargs = tree_unflatten([plain_alias(v) if type(v) is Tensor else v for v in leaves], structure)
+        return func(*args, **kwargs)
+
+
+def tracing(trace: Callable[..., Any]) -> Callable[..., Any]:
+    """One of TorchScript's functions that trace: it sees tracked example inputs and parameters as torch's own."""
+
+    @functools.wraps(trace)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with _RefuseConstants():
+            return trace(*args, **kwargs)
+
+    return exporting(traced)
+
+
+def exporting(export: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch's that reads a module and example inputs: it sees tracked ones, and tracked parameters, as torch's own."""
+
+    @functools.wraps(export)
+    def exported(*args: Any, **kwargs: Any) -> Any:
+        given, structure = tree_flatten((args, kwargs))
+        modules = [m for v in given if isinstance(m := getattr(v, "__self__", v), torch.nn.Module)]
+        held = [t for module in modules for t in (*module.parameters(), *module.buffers())]
+        args, kwargs = tree_unflatten([_example(v) if type(v) is Tensor else v for v in given], structure)
+        with as_native(held):
+            return export(*args, **kwargs)
+
+    return exported
+
+
+def _example(tensor: Tensor) -> torch.Tensor:
+    """A tracked example input as a tensor of torch's own."""
+    wanted = tensor._node is not None
+    with DisableTorchFunctionSubclass():
+        return plain_alias(tensor).requires_grad_(wanted)
+
+
+# ------------------------------------------------------------------ copies
+
+
+def saving(save: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of scripted modules that writes them to a file, where tracked parameters are noted as requiring grad."""
+
+    @functools.wraps(save)
+    def saved(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with as_native(held.tensor for held in state_of(self._c)):
+            return save(self, *args, **kwargs)
+
+    return saved
+
+
+def copying(deepcopy: Callable[..., Any]) -> Callable[..., Any]:
+    """``__deepcopy__`` of scripted modules, in whose copies tracked tensors are tracked too."""
+
+    @functools.wraps(deepcopy)
+    def copied(self: Any, memo: dict[int, Any] | None = None) -> Any:
+        twin = deepcopy(self, memo)
+        for original, copy in zip(state_of(self._c), state_of(twin._c), strict=True):
+            if type(original.tensor) is Tensor:
+                tracked = track_in_place(copy.tensor)
+                tracked.requires_grad_(original.tensor._node is not None)
+                if is_parameter(original.tensor):
+                    mark_as_parameter(tracked)
+        return twin
+
+    return copied
