@@ -100,5 +100,5 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.slow
 def test_the_physics_informed_network_finds_the_solution() -> None:
-    _, error = load_example("pinn").train(900)
+    _, error = load_example("pinn").train(300)
     assert error < 0.05

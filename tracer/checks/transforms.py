@@ -135,9 +135,9 @@ def transposition(problem: Problem, counts: Counter[str]) -> str | None:
     """``<c, J v> = <J' c, v>``."""
     primals = tuple(problem.inputs)
     tangents = tuple(random_like(primals, 1))
-    outputs, pushed = func.jvp(problem, primals, tangents)
+    outputs, pushed, *_ = func.jvp(problem, primals, tangents)
     cotangents = tuple(random_like(outputs, 2))
-    _, vjp_fn = func.vjp(problem, *primals)
+    _, vjp_fn, *_ = func.vjp(problem, *primals)
     pulled = vjp_fn(cotangents)
     there = sum((c.conj() * p).sum().real for c, p in zip(cotangents, pushed, strict=True))
     back = sum((p.conj() * t).sum().real for p, t in zip(pulled, tangents, strict=True))

@@ -68,7 +68,7 @@ def opened(number: int, batch_size: int) -> Iterator[Level]:
     level = Level(number, batch_size, next_serial(), levels.open[-1] if levels.open else None)
     levels.open.append(level)
     outer: Any = current.__dict__.get("graph")
-    current.graph = LevelRecorder(current.graph)  # type: ignore[assignment]
+    current.graph = LevelRecorder(current.graph)
     try:
         yield level
     finally:
