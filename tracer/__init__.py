@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 from tracer import func
 from tracer.backprop.api import backward, grad
 from tracer.errors import (
+    AnomalyError,
     FreedGraphError,
     FunctionError,
     GradcheckError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from tracer.checks.rules.check import check_rule
 
 __all__ = [
+    "AnomalyError",
     "FreedGraphError",
     "Function",
     "FunctionError",
