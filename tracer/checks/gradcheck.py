@@ -75,7 +75,9 @@ def gradcheck(
         )
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     names = [f"input {i}" for i in range(len(given))]
-    options = GradcheckOptions(eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode, check_batched_grad)
+    options = GradcheckOptions(
+        eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode, check_batched_grad
+    )
     return _run(func, given, names, options, raise_exception)
 
 
@@ -127,7 +129,9 @@ def gradgradcheck(
 
     names = [f"input {i}" for i in range(len(tracked))]
     names += [f"the gradient of output {i}" for i in range(len(cotangents))]
-    options = GradcheckOptions(eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode, check_batched_grad)
+    options = GradcheckOptions(
+        eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode, check_batched_grad
+    )
     return _run(gradients, (*tracked, *cotangents), names, options, raise_exception, "gradient ", "gradgradcheck")
 
 

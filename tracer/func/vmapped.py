@@ -230,7 +230,11 @@ def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) 
 
 def _expanded(level: Level, result: Any, dim: Any) -> Any:
     """A result as a batch where its batch goes elsewhere than to dimension 0: torch puts one that is no batch nowhere else."""
-    if not dim or not isinstance(result, torch.Tensor) or (is_batched(result) and batch_level_of(result) == level.number):
+    if (
+        not dim
+        or not isinstance(result, torch.Tensor)
+        or (is_batched(result) and batch_level_of(result) == level.number)
+    ):
         return result
     return add_batch_dim(plain_alias(result).expand(level.batch_size, *result.shape), 0, level.number)
 
