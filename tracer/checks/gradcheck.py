@@ -70,8 +70,8 @@ def gradcheck(
     if check_forward_ad or check_batched_forward_grad or not check_backward_ad:
         raise UnsupportedError(
             "gradcheck: check_forward_ad, check_batched_forward_grad and check_backward_ad=False check forward-mode AD "
-            "(torch.autograd.forward_ad), which has no formulas here: a rule is a backward formula, and tracer.func.jvp is made of it. Leave "
-            "these options alone."
+            "(torch.autograd.forward_ad), which has no formulas here: a rule is a backward formula, and tracer.func.jvp is made of it. "
+            "Leave these options alone."
         )
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     names = [f"input {i}" for i in range(len(given))]

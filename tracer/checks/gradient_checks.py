@@ -128,16 +128,16 @@ def check_batched(check: CheckedFunction) -> None:
         except RuntimeError as error:
             where = "".join(f" ({note.strip()})" for note in getattr(error, "__notes__", ()))
             raise check.error(
-                f"while computing batched gradients of {check.output_named(o)}, got: {error}{where}. check_batched_grad runs backward under "
-                f"torch.vmap; a rule that decides by values, or leaves torch, cannot run there. Write it without, or leave the option off."
+                f"while computing batched gradients of {check.output_named(o)}, got: {error}{where}. check_batched_grad runs backward "
+                f"under torch.vmap; a rule that decides by values, or leaves torch, cannot run there: write it without."
             ) from error
         for k, found in enumerate(batched):
             wanted = torch.stack([check.as_gradient(row[k], k).to_dense() for row in rows])
             found = torch.zeros_like(wanted) if found is None else found
             if not check.close(found, wanted):
                 raise check.error(
-                    f"the batched gradients of {check.named(k)} for {check.output_named(o)}, by one backward pass under torch.vmap, are not "
-                    f"those of one pass for each: {found} in place of {wanted}"
+                    f"the batched gradients of {check.named(k)} for {check.output_named(o)}, by one backward pass under torch.vmap, are "
+                    f"not those of one pass for each: {found} in place of {wanted}"
                 )
 
 

@@ -165,7 +165,7 @@ LAYERS = st.lists(
 LEAVES = st.sampled_from(["w", "v", "x", "wv", "wx", "vx", "wvx"])
 
 
-def check_program(layers: list[Any], leaves: str, ours: Any) -> None:
+def assert_program_as_torch(layers: list[Any], leaves: str, ours: Any) -> None:
     """Hold one program with the names of ``ours`` against torch on native tensors."""
     recipe: Recipe | None = None
     for kind, step, before, batch in layers:
@@ -190,7 +190,7 @@ def check_program(layers: list[Any], leaves: str, ours: Any) -> None:
         return
     # torch itself loses derivatives in some nestings of three: then differences decide.
     if any(step == "detached" for _, step, *_ in layers):  # which they do not see
-        check_program(
+        assert_program_as_torch(
             [(kind, step.replace("detached", "product"), *rest) for kind, step, *rest in layers], leaves, ours
         )
         return
@@ -236,4 +236,4 @@ def differences(scalar: Callable[..., torch.Tensor], tensors: Any, eps: float = 
 @settings(max_examples=60, deadline=None)
 @given(LAYERS, LEAVES, st.sampled_from([torch.func, tracer.func]))
 def test_random_nestings_have_the_derivatives_of_torch(layers: list[Any], leaves: str, ours: Any) -> None:
-    check_program(layers, leaves, ours)
+    assert_program_as_torch(layers, leaves, ours)
