@@ -29,7 +29,7 @@ def derivatives(program: Program, tensors: tuple[torch.Tensor, ...], leaf: Calla
     results = [r for r in tree_leaves(program(*leaves)) if isinstance(r, torch.Tensor)]
     found = [r.detach() for r in results]
     # The second term keeps the loss differentiable: a history that was lost in silence shows as a zero.
-    loss = sum(_weighted(r) for r in results) + sum(0 * x.sum() for x in leaves)
+    loss = sum(weighted(r) for r in results) + sum(0 * x.sum() for x in leaves)
     first = torch.autograd.grad(loss, leaves, create_graph=order > 1, retain_graph=True)
     found += [g.detach() for g in first]
     if order > 1:
@@ -39,7 +39,8 @@ def derivatives(program: Program, tensors: tuple[torch.Tensor, ...], leaf: Calla
     return [*found, *[x.grad.detach() for x in leaves]]
 
 
-def _weighted(result: torch.Tensor) -> torch.Tensor:
+def weighted(result: torch.Tensor) -> torch.Tensor:
+    """The sum of a result's elements, each with another weight."""
     weights = torch.linspace(0.5, 1.5, max(1, result.numel()), dtype=result.dtype)[: result.numel()]
     return (result * weights.reshape(result.shape)).sum()
 

@@ -10,6 +10,7 @@ from torch.autograd.graph import GradientEdge
 from ops_registry.torch_private import DisableTorchFunctionSubclass, ImperativeEngine, TensorBase
 from tracer.backprop.api import backward, grad
 from tracer.backprop.progress import innermost
+from tracer.errors import UnsupportedError
 from tracer.node import Node
 from tracer.tracked_tensor import Tensor
 
@@ -32,7 +33,23 @@ class Engine(ImperativeEngine):
         """One pass from ``tensors``, or from gradient edges."""
         if any(map(_is_ours, tensors)):
             return _sweep(tuple(tensors), *args, **kwargs)
+        _refuse_lost_weights(*args, **kwargs)
         return super().run_backward(tensors, *args, **kwargs)
+
+
+def _refuse_lost_weights(
+    grad_tensors: Sequence[Any], keep_graph: bool = False, create_graph: bool = False, *_: Any, **__: Any
+) -> None:
+    """Raise where torch's engine is to record a pass whose weights have a history of ours: it would lose that."""
+    if not create_graph:
+        return
+    for number, weight in enumerate(grad_tensors):
+        if type(weight) is Tensor and weight._node is not None:
+            raise UnsupportedError(
+                f"a backward pass through torch's own autograd, with create_graph=True, was weighted with a tracked tensor that requires "
+                f"grad (grad_outputs[{number}], of shape {tuple(weight.shape)}): torch cannot record that, and the gradient of the weights "
+                f"would be lost. Track what is differentiated (tracer.track), or detach the weights."
+            )
 
 
 def _sweep(

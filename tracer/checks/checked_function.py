@@ -25,6 +25,7 @@ class GradcheckOptions:
     check_undefined_grad: bool
     check_grad_dtypes: bool
     fast_mode: bool
+    check_batched_grad: bool
 
 
 def requires_grad(value: Any) -> bool:

@@ -21,6 +21,7 @@ from tracer.checks.checked_function import (
     requires_grad,
 )
 from tracer.checks.gradient_checks import (
+    check_batched,
     check_layouts,
     check_linearity,
     check_that_nothing_depends,
@@ -64,20 +65,19 @@ def gradcheck(
     or expanded.
 
     Returns True, or raises ``GradcheckError`` (False without ``raise_exception``). Raises ``GradientArgumentError`` where no input
-    requires grad or one has elements that share memory, ``UnsupportedError`` for forward mode, batched gradients and sparse tensors.
+    requires grad or one has elements that share memory, ``UnsupportedError`` for forward mode and sparse tensors.
     """
     if check_forward_ad or check_batched_forward_grad or not check_backward_ad:
         raise UnsupportedError(
-            "gradcheck: there is no forward mode here; leave check_forward_ad, check_batched_forward_grad and check_backward_ad alone"
-        )
-    if check_batched_grad:
-        raise UnsupportedError(
-            "gradcheck: check_batched_grad compares one backward pass for many cotangents with one for each. There is only the latter here "
-            "(is_grads_batched takes the cotangents in turn), so there is nothing to compare: leave check_batched_grad off."
+            "gradcheck: check_forward_ad, check_batched_forward_grad and check_backward_ad=False check forward-mode AD "
+            "(torch.autograd.forward_ad), which has no formulas here: a rule is a backward formula, and tracer.func.jvp is made of it. "
+            "Leave these options alone."
         )
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     names = [f"input {i}" for i in range(len(given))]
-    options = GradcheckOptions(eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode)
+    options = GradcheckOptions(
+        eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode, check_batched_grad
+    )
     return _run(func, given, names, options, raise_exception)
 
 
@@ -109,11 +109,6 @@ def gradgradcheck(
         raise UnsupportedError(
             "gradgradcheck: there is no forward mode here; leave check_fwd_over_rev and check_rev_over_rev alone"
         )
-    if check_batched_grad:
-        raise UnsupportedError(
-            "gradgradcheck: check_batched_grad compares one backward pass for many cotangents with one for each. There is only the latter "
-            "here (is_grads_batched takes the cotangents in turn), so there is nothing to compare: leave check_batched_grad off."
-        )
     given = tuple(inputs) if isinstance(inputs, tuple | list) else (inputs,)
     tracked = _tracked(given)
     if grad_outputs is None:
@@ -134,7 +129,9 @@ def gradgradcheck(
 
     names = [f"input {i}" for i in range(len(tracked))]
     names += [f"the gradient of output {i}" for i in range(len(cotangents))]
-    options = GradcheckOptions(eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode)
+    options = GradcheckOptions(
+        eps, atol, rtol, nondet_tol, check_undefined_grad, check_grad_dtypes, fast_mode, check_batched_grad
+    )
     return _run(gradients, (*tracked, *cotangents), names, options, raise_exception, "gradient ", "gradgradcheck")
 
 
@@ -168,6 +165,8 @@ def _check(check: CheckedFunction) -> None:
     else:
         check_jacobians(check)
     check_zeros(check)
+    if check.options.check_batched_grad:
+        check_batched(check)
     check_linearity(check)
     check_layouts(check)
     if check.options.check_undefined_grad:

@@ -116,3 +116,43 @@ def _expect_undefined(
             raise check.error(
                 f"{check.named(k)} gets a wrong gradient when {which} gets none: {gradient} in place of {wanted}"
             )
+
+
+def check_batched(check: CheckedFunction) -> None:
+    """One sweep under ``torch.vmap`` for several gradients of a result gives what one sweep for each gives."""
+    for o, output in enumerate(check.outputs):
+        cotangents = [random_cotangent(output) for _ in range(3)]
+        rows = [check.backward([output], [c]) for c in cotangents]
+        try:
+            batched = _batched_gradients(check, output, torch.stack(cotangents))
+        except RuntimeError as error:
+            where = "".join(f" ({note.strip()})" for note in getattr(error, "__notes__", ()))
+            raise check.error(
+                f"while computing batched gradients of {check.output_named(o)}, got: {error}{where}. check_batched_grad runs backward "
+                f"under torch.vmap; a rule that decides by values, or leaves torch, cannot run there: write it without."
+            ) from error
+        for k, found in enumerate(batched):
+            wanted = torch.stack([check.as_gradient(row[k], k).to_dense() for row in rows])
+            found = torch.zeros_like(wanted) if found is None else found
+            if not check.close(found, wanted):
+                raise check.error(
+                    f"the batched gradients of {check.named(k)} for {check.output_named(o)}, by one backward pass under torch.vmap, are "
+                    f"not those of one pass for each: {found} in place of {wanted}"
+                )
+
+
+def _batched_gradients(
+    check: CheckedFunction, output: torch.Tensor, cotangents: torch.Tensor
+) -> list[torch.Tensor | None]:
+    reached: list[int] = []
+
+    def sweep(cotangent: torch.Tensor) -> list[torch.Tensor]:
+        found = torch.autograd.grad(output, check.leaves, cotangent, retain_graph=True, allow_unused=True)
+        reached[:] = [k for k, g in enumerate(found) if g is not None]
+        return [g for g in found if g is not None]
+
+    gradients = torch.vmap(sweep)(cotangents)
+    results: list[torch.Tensor | None] = [None] * len(check.leaves)
+    for k, gradient in zip(reached, gradients, strict=True):
+        results[k] = plain(gradient)
+    return results

@@ -78,6 +78,26 @@ def handed_over(theirs: Transform, ours: Transform) -> Transform:
     return transform
 
 
+def _vjp(func: Callable[..., Any], *primals: Any, **kwargs: Any) -> tuple[Any, ...]:
+    """torch's ``vjp``, whose function of cotangents is ours where a tracked one is given to it."""
+    random_state = torch.get_rng_state()
+    value, theirs, *aux = _torch_vjp(func, *primals, **kwargs)
+
+    @functools.wraps(theirs)
+    def vjp_fn(cotangents: Any, *args: Any, **keywords: Any) -> Any:
+        if not tree_any_only(Tensor, lambda _: True, cotangents):
+            return theirs(cotangents, *args, **keywords)
+        if type(active.table) is _Watching:
+            raise _Met
+        with torch.random.fork_rng(devices=[]):
+            torch.set_rng_state(random_state)
+            _, ours, *_ = vjp(func, *primals, **kwargs)
+        return ours(cotangents, *args, **keywords)
+
+    return (value, vjp_fn, *aux)
+
+
+_torch_vjp: Callable[..., tuple[Any, ...]] = transform_parts._vjp_with_argnums
 _torch_functionalize: Callable[..., Callable[..., Any]] = torch.func.functionalize
 
 
@@ -93,4 +113,6 @@ _OURS: dict[str, Transform] = {
     "_jvp_with_argnums": jvp,
     "linearize": linearize,
 }
-TRANSFORMS = {name: handed_over(getattr(transform_parts, name), ours) for name, ours in _OURS.items()}
+TRANSFORMS = {
+    name: handed_over(_vjp if ours is vjp else getattr(transform_parts, name), ours) for name, ours in _OURS.items()
+}

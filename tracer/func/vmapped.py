@@ -8,13 +8,20 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 import torch
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, add_batch_dim, vmap_parts
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    add_batch_dim,
+    batch_level_of,
+    is_batched,
+    vmap_parts,
+)
 from tracer.backprop.sweep import Sweep
 from tracer.graph import enter
 from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
@@ -206,7 +213,9 @@ def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) 
     """The results of ``func`` outside of the level, with a history where they have one inside."""
     listed, spec = tree_flatten(outputs)
     with DisableTorchFunctionSubclass():
-        results = vmap_parts._unwrap_batched(outputs, out_dims, level.number, level.batch_size, func)
+        dims = _dims_of(out_dims, outputs, spec)
+        expanded = outputs if dims is None else tree_unflatten(list(map(partial(_expanded, level), listed, dims)), spec)
+        results = vmap_parts._unwrap_batched(expanded, out_dims, level.number, level.batch_size, func)
         left, _ = tree_flatten(results)
         fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]
         carrying = [i for i in fresh if listed[i]._node is not None]
@@ -214,15 +223,26 @@ def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) 
             if listed[i]._node is None and left[i].dtype in DIFFERENTIABLE and not left[i].requires_grad:
                 become_tracked(left[i])
         if carrying:
-            dims = _dims_of(out_dims, outputs, spec)
+            assert dims is not None
             _give_history(level, [(left, i, listed[i]._node, dims[i]) for i in carrying])
     return tree_unflatten(left, spec)
 
 
-def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any]:
-    """``out_dims`` for each of the results, as torch has accepted them."""
+def _expanded(level: Level, result: Any, dim: Any) -> Any:
+    """A result as a batch where its batch goes elsewhere than to dimension 0: torch puts one that is no batch nowhere else."""
+    if (
+        not dim
+        or not isinstance(result, torch.Tensor)
+        or (is_batched(result) and batch_level_of(result) == level.number)
+    ):
+        return result
+    return add_batch_dim(plain_alias(result).expand(level.batch_size, *result.shape), 0, level.number)
+
+
+def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any] | None:
+    """``out_dims`` for each of the results; None where torch does not accept them."""
     if isinstance(outputs, torch.Tensor):
-        return [out_dims[0] if isinstance(out_dims, tuple) else out_dims]
+        return [out_dims[0] if isinstance(out_dims, tuple) and out_dims else out_dims]
     return vmap_parts._broadcast_to_and_flatten(out_dims, spec)
 
 

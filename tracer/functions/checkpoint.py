@@ -14,7 +14,9 @@ import torch.utils.checkpoint
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
 from ops_registry.torch_private import CheckpointFrame
+from tracer.errors import UnsupportedError
 from tracer.functions.context import SavedTensor
+from tracer.recording.levels import levels
 from tracer.tracked_tensor import Tensor
 
 __all__ = ["checkpoint", "checkpoint_sequential", "save_on_cpu", "saved_tensors_hooks"]
@@ -32,6 +34,14 @@ class _Stretch:
     """How errors name it."""
 
     title = "a checkpointed stretch"
+    #: No level of ``torch.vmap`` was open around it.
+    extras = None
+
+
+_WITH_VMAP = (
+    "torch.utils.checkpoint together with torch.vmap, one inside the other: the stretch would run again in a backward pass that carries "
+    "another batch. Leave the checkpoint out of the vmapped part."
+)
 
 
 #: torch's own, which ``save_inputs`` and ``get_inputs`` stand in front of. There are none before torch 2.13: a custom Function saves.
@@ -40,7 +50,9 @@ _get_natively: Any = getattr(CheckpointFrame, "get_inputs", None)
 
 
 def save_inputs(frame: Any, *args: Any) -> None:
-    """``_CheckpointFrame.save_inputs``, where tracked arguments keep their history."""
+    """``_CheckpointFrame.save_inputs``, where tracked arguments keep their history; inside ``torch.vmap`` they are refused."""
+    if levels.open and any(type(arg) is Tensor for arg in args):
+        raise UnsupportedError(_WITH_VMAP)
     frame.tracked_inputs = {
         i: SavedTensor(arg, f"its argument {i}", node=arg._node, position=None, unrecorded=False, keep=False)
         for i, arg in enumerate(args)
@@ -51,6 +63,8 @@ def save_inputs(frame: Any, *args: Any) -> None:
 
 def get_inputs(frame: Any) -> list[Any]:
     """``_CheckpointFrame.get_inputs``, tracked arguments with their history."""
+    if any(level.stands_for for level in levels.open):
+        raise UnsupportedError(_WITH_VMAP)
     return [
         frame.tracked_inputs[i].get(_Stretch) if i in frame.tracked_inputs else arg
         for i, arg in enumerate(_get_natively(frame))

@@ -11,8 +11,8 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, dual_level,
 from tracer.errors import UnsupportedError
 
 _REMEDY = (
-    "Use torch.autograd.functional.jvp(..., create_graph=True), whose result has a history; or take the tangent outside of what is "
-    "differentiated (under torch.no_grad(), or detached)."
+    "Use tracer.func.jvp (or torch.func.jvp), whose result has a history; or take the tangent outside of what is differentiated (under "
+    "torch.no_grad(), or detached)."
 )
 
 
@@ -40,5 +40,5 @@ def refuse_dual(output: torch.Tensor) -> None:
         raise UnsupportedError(
             f"backward was asked of a dual number of shape {tuple(output.shape)} (torch.autograd.forward_ad): forward-mode AD over "
             f"backward is not supported, the gradients would lose their tangents. Take a second derivative by "
-            f"torch.autograd.functional.hvp, or torch.autograd.grad(..., create_graph=True), without dual numbers."
+            f"tracer.func.hvp, or torch.autograd.grad(..., create_graph=True), without dual numbers."
         )

@@ -22,7 +22,16 @@ from tracer.recording.levels import is_argument, levels, physical
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
 from tracer.recording.saved import Saved, note_write, pack_saved, save, save_unpacked
-from tracer.recording.views import WriteBan, base_of, prepare, rebase, rewrite, write_ban, written_unrecorded
+from tracer.recording.views import (
+    WriteBan,
+    base_of,
+    find_views_in_level,
+    prepare,
+    rebase,
+    rewrite,
+    write_ban,
+    written_unrecorded,
+)
 from tracer.tracked_tensor import Tensor, plain_alias
 
 #: Ops that change how a tensor looks at its memory and write nothing into it.
@@ -126,6 +135,8 @@ def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: t
 def check_write(target: torch.Tensor, name: str) -> None:
     """Raise ``InPlaceError`` where torch forbids the write."""
     name = f"{name.rstrip('_')}_"
+    if levels.open and type(target) is not Tensor:
+        find_views_in_level(target)
     node = getattr(target, "_node", None)
     base: Any = base_of(target)
     if isinstance(node, Leaf) or (type(target) is not Tensor and target.requires_grad):

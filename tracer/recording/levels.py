@@ -86,6 +86,16 @@ def physical(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
+def level_numbers(tensor: torch.Tensor) -> list[int]:
+    """The levels in which the tensor stands for a batch, outermost first."""
+    numbers = []
+    while is_batched(tensor) or is_followed(tensor):
+        if is_batched(tensor):
+            numbers.append(batch_level_of(tensor))
+        tensor = unwrapped(tensor)
+    return numbers[::-1]
+
+
 def _memory(tensor: torch.Tensor) -> int:
     return physical(tensor).untyped_storage()._cdata
 

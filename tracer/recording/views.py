@@ -22,7 +22,7 @@ from ops_registry.torch_private import storage_use_count
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node, RaisingNode
-from tracer.recording.levels import levels, shares_memory
+from tracer.recording.levels import level_numbers, levels, physical, shares_memory
 from tracer.recording.saved import save
 from tracer.tracked_tensor import Tensor, become_tracked
 
@@ -230,3 +230,35 @@ def _find_plain_views(base: torch.Tensor) -> None:
     for thing in gc.get_objects():
         if issubclass(type(thing), torch.Tensor) and thing._base is base and id(thing) not in known:
             views_of(base).append(weakref.ref(thing))
+
+
+def find_views_in_level(target: torch.Tensor) -> None:
+    """``_find_plain_views`` inside a level of ``torch.vmap``, where the base is to be found too: a recorded write goes into ``target``.
+
+    Raises ``UnsupportedError`` where views of a base that is gone share its memory.
+    """
+    beneath = physical(target)
+    root: torch.Tensor = beneath if beneath._base is None else beneath._base
+    if storage_use_count(root) <= 1:
+        return
+    numbers = level_numbers(target)
+    base, views = None, []
+    for thing in gc.get_objects():
+        if not issubclass(type(thing), torch.Tensor) or level_numbers(thing) != numbers:
+            continue
+        inner = physical(thing)
+        if inner is root:
+            base = thing
+        elif inner._base is root:
+            views.append(thing)
+    if base is None and len(views) > 1:
+        raise UnsupportedError(
+            f"a write into a view of shape {tuple(target.shape)}, inside torch.vmap, of a tensor that is gone and that other views share: "
+            f"recording that is not supported. Write into a clone."
+        )
+    if base is not None:
+        for view in views:
+            if base_of(view) is None:
+                view._base_in_level = base
+            if all(view is not known for known in live_views(base)):
+                views_of(base).append(weakref.ref(view))

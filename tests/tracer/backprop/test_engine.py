@@ -92,3 +92,24 @@ def test_an_edge_is_torchs_own_tuple() -> None:
     x = leaf(1.0)
     edge = get_gradient_edge(x * 2)
     assert isinstance(edge, GradientEdge) and edge.output_nr == 0 and edge.node.name() == "MulBackward0"
+
+
+@pytest.mark.parametrize(
+    "weighted",
+    [
+        lambda x, v: torch.autograd.grad(x.sin(), x, v, create_graph=True),
+        lambda x, v: torch.autograd.backward(x.sin(), v, create_graph=True),
+        lambda x, v: torch.autograd.functional.vjp(torch.sin, x, v, create_graph=True),
+        lambda x, v: torch.autograd.functional.hvp(lambda a: a.sin().sum(), x, v, create_graph=True),
+    ],
+)
+def test_a_recorded_pass_of_torchs_weighted_with_a_tracked_tensor_is_refused(weighted) -> None:
+    x, v = torch.ones(2, requires_grad=True), tracer.tensor([1.0, 2.0], requires_grad=True)
+    with pytest.raises(tracer.UnsupportedError, match=r"weighted with a tracked tensor.*tracer\.track"):
+        weighted(x, v)
+
+
+def test_a_pass_of_torchs_that_is_not_recorded_takes_any_weights() -> None:
+    x, v = torch.ones(2, requires_grad=True), tracer.tensor([1.0, 2.0], requires_grad=True)
+    (found,) = torch.autograd.grad(x * 3, x, v)
+    assert found.tolist() == [3.0, 6.0]

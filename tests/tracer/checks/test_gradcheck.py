@@ -292,10 +292,40 @@ def test_tolerances_decide() -> None:
     assert gradcheck(nearly, random_leaf(3), rtol=0.05)
 
 
-@pytest.mark.parametrize("option", ["check_forward_ad", "check_batched_grad", "check_batched_forward_grad"])
-def test_what_is_not_there_raises(option: str) -> None:
-    with pytest.raises(tracer.UnsupportedError):
+@pytest.mark.parametrize("option", ["check_forward_ad", "check_batched_forward_grad"])
+def test_forward_mode_is_refused_by_name(option: str) -> None:
+    with pytest.raises(tracer.UnsupportedError, match=r"forward-mode AD.*tracer\.func\.jvp"):
         gradcheck(torch.sin, random_leaf(3), **{option: True})
+
+
+@pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
+def test_batched_gradients_are_compared_with_one_pass_for_each(check: Callable[..., bool]) -> None:
+    assert check(lambda a, b: (a.sin() * b, b.exp()), (random_leaf(3), random_leaf(3)), check_batched_grad=True)
+
+
+@pytest.mark.parametrize("leaves", ["tracked", "native"])
+def test_torchs_gradcheck_takes_check_batched_grad(leaves: str) -> None:
+    x = random_leaf(3) if leaves == "tracked" else torch.rand(3, dtype=D, requires_grad=True)
+    assert torch.autograd.gradcheck(torch.sin, x, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(torch.sin, x, check_batched_grad=True)
+
+
+def test_a_rule_that_cannot_be_batched_fails_by_name() -> None:
+    def deciding(grad: torch.Tensor, input: torch.Tensor) -> torch.Tensor:
+        return grad * input.cos() if bool((grad != 0).any()) else grad * 0
+
+    decides = with_rule(torch.sin, deciding)
+    assert gradcheck(decides, random_leaf(3))
+    with pytest.raises(GradcheckError, match=r"(?s)computing batched gradients of output 0, got.*vmap.*sin"):
+        gradcheck(decides, random_leaf(3), check_batched_grad=True)
+
+
+def test_a_batched_gradient_that_is_wrong_fails() -> None:
+    from ops_registry.torch_private import is_batched
+
+    wrong = with_rule(torch.sin, lambda grad, input: grad * input.cos() * (2 if is_batched(grad) else 1))
+    with pytest.raises(GradcheckError, match="batched gradients of input 0 for output 0"):
+        gradcheck(wrong, random_leaf(3), check_batched_grad=True)
 
 
 def test_nothing_to_check_raises() -> None:

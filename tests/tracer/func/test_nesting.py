@@ -79,3 +79,31 @@ def test_a_hessian_over_a_tracked_closure_is_not_zero():
     torch.testing.assert_close(
         found.detach().as_subclass(torch.Tensor), torch.func.hessian(lambda x: x.tanh().sum())(X)
     )
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_the_vjp_of_plain_tensors_takes_tracked_cotangents(batch):
+    def program(v):
+        pull = vjp(torch.sin, X)[1]
+        return vmap(pull)(torch.stack([v, 2 * v]))[0] if batch else pull(v)[0]
+
+    assert_as_torch(program, W)
+
+
+def test_a_tracked_cotangent_inside_another_transform():
+    assert_as_torch(lambda v: grad(lambda x: vjp(torch.sin, x)[1](v)[0].sum())(X), W)
+
+
+@pytest.mark.parametrize("remove", ["mutations", "mutations_and_views"])
+def test_functionalize_leaves_values_and_derivatives_alone(remove):
+    def written(x, w):
+        y = x * w
+        y.view(3, 1)[1:].mul_(w.sum())
+        return y.sin()
+
+    assert_as_torch(
+        lambda w, x: torch.func.functionalize(written, remove=remove)(x, w), W, X, native=lambda w, x: written(x, w)
+    )
+    assert_as_torch(
+        lambda w: torch.func.functionalize(lambda x: written(x, w), remove=remove)(X), W, native=lambda w: written(X, w)
+    )

@@ -82,9 +82,25 @@ def seen_through_a_view(a, w):
     return v.sum(0) * a[:2]
 
 
+def plain_until_written(a, w):
+    y = a.detach() * 1
+    seen = y.view(2, 2)
+    y[2] = w[0] * 3
+    return seen.sum(0) * y[:2]
+
+
+def written_through_a_plain_view(a, w):
+    y = a.detach() * 1
+    written, seen = y[1:], y.view(2, 2)
+    written[1] = w[0] * a.detach()[0]
+    return seen.sum(0) * y[2:]
+
+
 @pytest.mark.parametrize(
     "function",
     [
+        plain_until_written,
+        written_through_a_plain_view,
         overwritten_whole,
         written_through_a_slice,
         filled_by_index,
@@ -94,6 +110,31 @@ def seen_through_a_view(a, w):
 )
 def test_writes_in_place_inside(function):
     assert_as_torch(lambda x, w: vmap(function, in_dims=(0, None))(x, w), X, W)
+
+
+@pytest.mark.parametrize("function", [plain_until_written, written_through_a_plain_view])
+def test_views_of_plain_tensors_follow_a_recorded_write(function):
+    assert_as_torch(lambda w: vmap(function, in_dims=(0, None))(X, w), W)
+    assert_as_torch(lambda w: vmap(vmap(function, in_dims=(0, None)), in_dims=(0, None))(X.expand(2, 3, 4), w), W)
+
+
+def test_plain_views_of_a_tensor_that_is_gone_are_not_written():
+    def function(a, w):
+        y = (a * 1).view(2, 2)
+        seen = y[1:]
+        y[1, 0] = w[0] * 3
+        return seen.sum() * w.sum()
+
+    with pytest.raises(UnsupportedError, match="clone"):
+        vmap(function, in_dims=(0, None))(X, tracked_leaf(W))
+
+
+def test_a_result_that_is_no_batch_may_go_along_any_dimension():
+    w = tracked_leaf(W)
+    y = vmap(lambda a: w.sin(), out_dims=1)(X)
+    assert y.shape == (4, 3)
+    y.sum().backward()
+    torch.testing.assert_close(w.grad.as_subclass(torch.Tensor), 3 * W.cos())
 
 
 def test_an_overwritten_saved_tensor_raises():

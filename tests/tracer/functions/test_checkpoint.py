@@ -208,3 +208,32 @@ def test_a_custom_function_inside_saves_nothing_until_it_is_run_again() -> None:
     tracer.checkpoint(lambda y: Square.apply(y.exp()).sin(), x).sum().backward()
     e = torch.tensor([3.0]).exp()
     torch.testing.assert_close(x.grad, (e * e).cos() * 2 * e * e)
+
+
+def test_together_with_vmap_it_is_refused() -> None:
+    x = tracer.tensor([[0.3, 0.4], [0.1, 0.2]], requires_grad=True)
+    with pytest.raises(tracer.UnsupportedError, match=r"checkpoint together with torch\.vmap"):
+        torch.vmap(lambda a: torch.utils.checkpoint.checkpoint(torch.sin, a, use_reentrant=False))(x)
+    y = torch.utils.checkpoint.checkpoint(torch.vmap(torch.sin), x, use_reentrant=False)
+    with pytest.raises(tracer.UnsupportedError, match=r"checkpoint together with torch\.vmap"):
+        y.sum().backward()
+    assert x.grad is None
+
+
+def test_one_sweep_carries_many_cotangents_through_it() -> None:
+    x = tracer.tensor([0.3, 0.4], requires_grad=True)
+    y = torch.utils.checkpoint.checkpoint(lambda a: a.sin() * a.sum(), x, use_reentrant=False)
+    (rows,) = torch.autograd.grad(y, x, torch.eye(2), is_grads_batched=True)
+    value = x.detach().as_subclass(torch.Tensor)
+    expected = torch.diag(value.cos() * value.sum()) + value.sin()[:, None]
+    torch.testing.assert_close(rows.as_subclass(torch.Tensor), expected)
+
+
+def test_inside_a_derivative_it_works_to_second_order() -> None:
+    x = tracer.tensor([0.3, 0.4], requires_grad=True)
+
+    def stretch(a: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda b: b.sin().sum(), a, use_reentrant=False)
+
+    torch.func.grad(stretch)(x).sum().backward()
+    torch.testing.assert_close(x.grad.as_subclass(torch.Tensor), -x.detach().as_subclass(torch.Tensor).sin())
