@@ -81,20 +81,11 @@ torch.manual_seed(0)
 ON_CPU = {name: call for name, *call in listed(AutocastCPUTestLists("cpu"))}
 
 
-#: Values (conv_tbc) or gradients that are not equal to torch's yet.
-NOT_EQUAL_YET = {
-    ("torch_16-conv_tbc", torch.bfloat16),
-    ("torch_16-conv_tbc", torch.float16),
-}
 
 
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", ON_CPU)
-def test_every_op_on_the_cpu_lists_is_cast_as_torch_casts_it(
-    name: str, dtype: torch.dtype, request: pytest.FixtureRequest
-) -> None:
-    if (name, dtype) in NOT_EQUAL_YET:
-        request.applymarker(pytest.mark.xfail(strict=True, reason="not equal to torch yet"))
+def test_every_op_on_the_cpu_lists_is_cast_as_torch_casts_it(name: str, dtype: torch.dtype) -> None:
     assert_same(*ON_CPU[name], "cpu", dtype)
 
 
