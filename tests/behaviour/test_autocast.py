@@ -81,8 +81,6 @@ torch.manual_seed(0)
 ON_CPU = {name: call for name, *call in listed(AutocastCPUTestLists("cpu"))}
 
 
-
-
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @pytest.mark.parametrize("name", ON_CPU)
 def test_every_op_on_the_cpu_lists_is_cast_as_torch_casts_it(name: str, dtype: torch.dtype) -> None:
