@@ -128,8 +128,8 @@ def convolution_backward(
 @backward(torch.conv_tbc, wrt=INPUTS, cast_to_grad=INPUTS)
 def conv_tbc(grad, input, weight, bias, pad, needs):
     """A convolution of tensors laid out as time, batch, channels."""
-    if not recorded():
-        return torch.ops.aten.conv_tbc_backward(grad, input, weight, bias, pad)
+    if not recorded() and not grad.is_complex():  # of complex tensors torch's kernel does not conjugate
+        return torch.ops.aten.conv_tbc_backward(grad.contiguous(), input, weight, bias, pad)
     batch_channels_time, out_in_places = (1, 2, 0), (2, 1, 0)
     geometry = ([1], [pad], [1], False, [0], 1)
     g, x = grad.permute(batch_channels_time), input.permute(batch_channels_time)
