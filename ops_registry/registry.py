@@ -113,9 +113,9 @@ def backward(
     What it returns is projected: summed over broadcast axes, cast, its real part taken; a rule does none of that. ``None`` means
     a gradient of zero, without the memory. For an input that is a list of tensors, the gradient is a list of the same length.
 
-    ``cast_to_grad`` names saved arguments that the formula gets in the dtype of ``grad``: where autocast or promotion brought the
-    arguments of the op to one dtype, that is the dtype in which it ran, and what its backward kernel wants throughout. What is no
-    tensor is left alone.
+    ``cast_to_grad`` names saved arguments that the formula gets in the dtype of ``grad``: where promotion or the op itself brought
+    its arguments to one dtype, that is the dtype in which it ran, and what its backward kernel wants throughout. What is no tensor
+    is left alone. Formulas of ops that torch's autocast lists name get their floating arguments so without being asked.
 
     ``forward`` takes the op's arguments and returns ``(result, by_products)``; the rule may name any by-product.
 

@@ -17,6 +17,7 @@ import torch
 
 from ops_registry.errors import RuleError
 from ops_registry.signatures import Signature
+from ops_registry.torch_private import has_autocast_kernel
 
 #: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
@@ -27,6 +28,10 @@ SUPPLIED = ("grad", "needs")
 #: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
 FROM_RESULT = -1
+
+#: Devices whose autocast lists are asked about, and the dtypes of what autocast casts.
+AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
+_CAST_BY_AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 def _meta(value: Any, name: str) -> Any:
@@ -189,15 +194,20 @@ class Rule:
         for formula in active:
             parents = tuple(None if n in formula.replaced else parent_of.get(n) for n in formula.wrt)
             needs = make_needs(formula.wrt, (p is not None for p in parents))
-            steps.append(
-                Step(formula, _compile_call(formula, saved_names), parents, needs, parents[0] or 0, formula.joint)
-            )
+            call = _compile_call(formula, saved_names, self._autocast_arguments())
+            steps.append(Step(formula, call, parents, needs, parents[0] or 0, formula.joint))
         sources = tuple(self._source(n, parent_of) for n in saved_names)
         tensor_positions = tuple(
             i for i, n in enumerate(saved_names) if n not in self.signature.plain and not self._is_meta(n)
         )
         gather = self._compile_gather(saved_names) if saved_names else None
         return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions, mask)
+
+    def _autocast_arguments(self) -> tuple[str, ...]:
+        """The arguments that autocast may have cast on their way into the op."""
+        if not any(has_autocast_kernel(self.name, device) for device in AUTOCAST_DEVICES):
+            return ()
+        return tuple(n for n in self.signature.names if n not in self.signature.plain)
 
     def _is_meta(self, name: str) -> bool:
         return name not in self.signature.names and self.expression(name).startswith("_meta(")
@@ -241,12 +251,18 @@ class Rule:
         )
 
 
-def _compile_call(formula: Formula, saved_names: tuple[str, ...]) -> Callable[..., Any]:
+def _compile_call(
+    formula: Formula, saved_names: tuple[str, ...], autocast_arguments: tuple[str, ...]
+) -> Callable[..., Any]:
     parts = []
     for parameter in formula.parameters:
         part = parameter if parameter in SUPPLIED else f"saved[{saved_names.index(parameter)}]"
-        parts.append(f"cast({part}, grad)" if parameter in formula.cast_to_grad else part)
-    names = {"function": formula.function, "cast": in_dtype_of}
+        if parameter in formula.cast_to_grad:
+            part = f"in_dtype_of({part}, grad)"
+        elif parameter in autocast_arguments:
+            part = f"as_autocast_cast({part}, grad)"
+        parts.append(part)
+    names = {"function": formula.function, "in_dtype_of": in_dtype_of, "as_autocast_cast": as_autocast_cast}
     return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", names)
 
 
@@ -255,6 +271,16 @@ def in_dtype_of(value: Any, grad: torch.Tensor) -> Any:
     if not isinstance(value, torch.Tensor) or value.dtype == grad.dtype:
         return value
     return value.to(grad.dtype)
+
+
+def as_autocast_cast(value: Any, grad: Any) -> Any:
+    """A saved argument of an op on torch's autocast lists, as the op got it: its results have the dtype in which it ran."""
+    if not isinstance(value, torch.Tensor) or value.dtype not in _CAST_BY_AUTOCAST:
+        return value
+    if not isinstance(grad, torch.Tensor):
+        grad = next(part for part in grad if part is not None)
+    dtype = grad.dtype.to_real()
+    return value if value.dtype == dtype else value.to(dtype)
 
 
 def make_formula(

@@ -62,11 +62,15 @@ def check(node: Node, grad_inputs: dict[int, Any]) -> None:
     """Raise ``AnomalyError`` if one of the gradients that ``node`` passes on holds nan, where the mode checks for it."""
     if not torch.is_anomaly_check_nan_enabled():
         return
-    for position in sorted(grad_inputs):
-        for grad in tensors_in(grad_inputs[position]):
+    for number, place in enumerate(node.gradient_places):
+        if place is None or place[0] not in grad_inputs:
+            continue
+        position, within = place
+        given = grad_inputs[position]
+        for grad in tensors_in(given if within is None or not isinstance(given, list | tuple) else given[within]):
             if _has_nan(grad):
                 raise AnomalyError(
-                    f"Function '{node.name()}' returned nan values in its {position}th output: the gradient of shape "
+                    f"Function '{node.name()}' returned nan values in its {number}th output: the gradient of shape "
                     f"{tuple(grad.shape)} that backward of {describe_node(node)} gives. The warning shows the call in the forward "
                     f"pass; keep its input away from where the derivative is infinite or undefined."
                 )

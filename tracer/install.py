@@ -142,7 +142,8 @@ CHANGES: tuple[Change, ...] = (
         torch,
         "set_anomaly_enabled",
         switch,
-        "anomaly mode notes the stack of every call: calls would pay for asking whether it is on",
+        "anomaly mode notes the stack of every call: calls would pay for asking whether it is on. One bound before, which is "
+        "written in C and keeps its code, turns on the check for nan alone",
     ),
     Change(
         ScriptFunction,

@@ -154,7 +154,7 @@ def rrelu_with_noise(grad, input, noise, lower, upper, training):
 # prelu: max(0, x) + weight * min(0, x), with one weight for all or one per channel
 
 
-@backward(torch.prelu, wrt=("input", "weight"), cast_to_grad=("input", "weight"))
+@backward(torch.prelu, wrt=("input", "weight"))
 def prelu(grad, input, weight, needs):
     along_channels = (-1,) + (1,) * (input.dim() - 2) if input.dim() > 1 else (1,) * input.dim()
     shaped = weight.reshape(along_channels)

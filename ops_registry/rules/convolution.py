@@ -6,8 +6,9 @@ three arguments, and so is every gradient of a gradient.
 
 import torch
 
-from ops_registry.registry import backward, decomposition
+from ops_registry.registry import backward
 from ops_registry.shared.optional import per_result, total
+from ops_registry.shared.recorded import recorded
 
 #: What a formula of a convolution covers, and what of it the kernel casts: it wants one dtype throughout.
 INPUTS = ("input", "weight", "bias")
@@ -124,8 +125,17 @@ def convolution_backward(
     return grad_g, grad_x, grad_w
 
 
-@decomposition(torch.conv_tbc)
-def conv_tbc(input, weight, bias, pad):
+@backward(torch.conv_tbc, wrt=INPUTS, cast_to_grad=INPUTS)
+def conv_tbc(grad, input, weight, bias, pad, needs):
     """A convolution of tensors laid out as time, batch, channels."""
-    result = torch.conv1d(input.permute(1, 2, 0), weight.permute(2, 1, 0), bias, padding=pad)
-    return result.permute(2, 0, 1).contiguous()
+    if not recorded() and not grad.is_complex():  # of complex tensors torch's kernel does not conjugate
+        return torch.ops.aten.conv_tbc_backward(grad.contiguous(), input, weight, bias, pad)
+    batch_channels_time, out_in_places = (1, 2, 0), (2, 1, 0)
+    geometry = ([1], [pad], [1], False, [0], 1)
+    g, x = grad.permute(batch_channels_time), input.permute(batch_channels_time)
+    grad_x, grad_w, grad_b = gradients(g, x, weight.permute(out_in_places), bias.shape, geometry, needs)
+    if needs.input:
+        grad_x = grad_x.permute(2, 0, 1)
+    if needs.weight:
+        grad_w = grad_w.permute(out_in_places)
+    return grad_x, grad_w, grad_b

@@ -20,8 +20,6 @@ SLACK = 0.05
 
 @decomposition(torch.ctc_loss)
 def ctc_loss(log_probs, targets, input_lengths, target_lengths, blank, reduction, zero_infinity):
-    if log_probs.dtype in (torch.float16, torch.bfloat16) and torch.is_autocast_enabled(log_probs.device.type):
-        log_probs = log_probs.float()
     batched = log_probs.dim() == 3
     frames = log_probs if batched else log_probs.unsqueeze(1)
     labels = targets.to(frames.device, torch.long)

@@ -139,13 +139,13 @@ def weighted(terms, weight):
 # binary_cross_entropy: -(t log x + (1 - t) log(1 - x)), where the logarithms are clamped at -100
 
 
-@backward(nn.binary_cross_entropy, wrt="input", cast_to_grad=("input", "weight"))
+@backward(nn.binary_cross_entropy, wrt="input")
 def binary_cross_entropy(grad, input, target, weight, reduction):
     require_broadcast_target(input.shape, target.shape)
     return aten.binary_cross_entropy_backward(grad, *broadcast_pair(input, target, grad.dtype), weight, reduction)
 
 
-@backward(nn.binary_cross_entropy, wrt="target", cast_to_grad=("input", "weight"))
+@backward(nn.binary_cross_entropy, wrt="target")
 def binary_cross_entropy_target(grad, input, target_shape, weight, reduction):
     require_broadcast_target(input.shape, target_shape)
     input = wide(input)

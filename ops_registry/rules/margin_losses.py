@@ -16,7 +16,7 @@ nn = torch._C._nn
 # soft_margin_loss: log(1 + exp(-y x)). torch's fused kernel divides inf by inf where the margin is missed by far.
 
 
-@backward(nn.soft_margin_loss, wrt=("input", "target"), cast_to_grad=("input", "target"))
+@backward(nn.soft_margin_loss, wrt=("input", "target"))
 def soft_margin_loss(grad, input, target, reduction, needs):
     slope = -conj((-wide(target) * input).sigmoid())
     slope = slope * spread_reduction(grad, reduction, slope.shape)
@@ -26,7 +26,7 @@ def soft_margin_loss(grad, input, target, reduction, needs):
 # multi_margin_loss: the mean over the classes i other than the target y of weight[y] max(0, margin - x[y] + x[i])^p
 
 
-@backward(nn.multi_margin_loss, wrt="input", cast_to_grad=("input", "weight"))
+@backward(nn.multi_margin_loss, wrt="input")
 def multi_margin_loss(grad, input, target, p, margin, weight, reduction):
     return aten.multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction)
 

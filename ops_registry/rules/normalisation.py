@@ -24,15 +24,7 @@ aten = torch.ops.aten
 # ---------------------------------------------------------------- layer
 
 
-def autocast_to_single(*tensors):
-    """The arguments as autocast passes them to a layer or group norm, which on CUDA it runs in single precision."""
-    if not (tensors[0].is_cuda and torch.is_autocast_enabled("cuda")):
-        return tensors
-    return tuple(t if t is None or t.dtype == torch.double else t.float() for t in tensors)
-
-
 def forward_layer_norm(input, normalized_shape, weight, bias, eps, cudnn_enable):
-    input, weight, bias = autocast_to_single(input, weight, bias)
     result, mean, rstd = torch.native_layer_norm(input, normalized_shape, weight, bias, eps)
     return result, {"mean": mean, "rstd": rstd}
 
@@ -41,7 +33,7 @@ def last_dims(x, normalized_shape):
     return list(range(x.dim() - len(normalized_shape), x.dim()))
 
 
-@backward(torch.layer_norm, wrt=INPUTS, cast_to_grad="input", forward=forward_layer_norm)
+@backward(torch.layer_norm, wrt=INPUTS, forward=forward_layer_norm)
 def layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, eps, needs):
     if recorded():
         mean, rstd = recorded_statistics(input, last_dims(input, normalized_shape), eps, mean)
@@ -123,7 +115,6 @@ def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
     fits = input.dim() > 1 and num_groups > 0 and channels % num_groups == 0
     if not fits or (weight is not None and weight.shape != (channels,)):
         return torch.group_norm(input, num_groups, weight, bias, eps, cudnn_enabled), {}  # torch says what is wrong
-    input, weight, bias = autocast_to_single(input, weight, bias)
     input = input.contiguous(memory_format=memory_layout(input))
     weight, bias = by_address(weight, bias)
     places = math.prod(input.shape[2:])
@@ -131,7 +122,7 @@ def forward_group_norm(input, num_groups, weight, bias, eps, cudnn_enabled):
     return result, {"mean": mean, "rstd": rstd}
 
 
-@backward(torch.group_norm, wrt=INPUTS, cast_to_grad="input", forward=forward_group_norm)
+@backward(torch.group_norm, wrt=INPUTS, forward=forward_group_norm)
 def group_norm(grad, input, num_groups, weight, mean, rstd, eps, needs):
     if recorded():
         mean, rstd = recorded_group_statistics(input, num_groups, eps, mean)

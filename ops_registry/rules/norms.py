@@ -187,7 +187,7 @@ def _multiplies_out(p, compute_mode, rows, columns):
     return compute_mode in (1, "use_mm_for_euclid_dist")
 
 
-@backward(torch.cdist, aten._cdist_forward, wrt=("x1", "x2"), cast_to_grad=("x1", "x2"))
+@backward(torch.cdist, aten._cdist_forward, wrt=("x1", "x2"))
 def cdist(grad, x1, x2, p, compute_mode, result, result_shape, needs):
     if p == 0 or 0 in result_shape:
         return None, None

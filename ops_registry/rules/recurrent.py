@@ -249,8 +249,14 @@ def define(packet, step, cell):
 
     @decomposition(packet.input)
     def run(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first):
+        if has_c and autocast_casts_the_network(input, hx):
+            device = input.device.type
+            dtype = torch.get_autocast_dtype(device)
+            input, hx, params = input.to(dtype), [h.to(dtype) for h in hx], [p.to(dtype) for p in params]
+            with torch.autocast(device, enabled=False):
+                return run(input, hx, params, has_biases, num_layers, dropout, train, bidirectional, batch_first)
         input = input.transpose(0, 1) if batch_first else input
-        hx = autocast_state(input, hx) if has_c else (hx,)
+        hx = hx if has_c else (hx,)
         steps, rows = input.shape[:2]
         output, *ends = run_layers(
             step, input.flatten(0, 1), [rows] * steps, hx, params, has_biases, num_layers, dropout, train, bidirectional
@@ -278,11 +284,13 @@ def define(packet, step, cell):
         return state if has_c else state[0]
 
 
-def autocast_state(input, hx):
-    """The state of an LSTM as autocast casts it: torch's kernel for whole sequences runs in one dtype, c included."""
-    device = input.device.type
-    fused = torch.is_autocast_enabled(device) and hx[0].shape == hx[1].shape and input.dtype != torch.double
-    return [part.to(torch.get_autocast_dtype(device)) for part in hx] if fused else hx
+def autocast_casts_the_network(input, hx):
+    """Whether autocast casts a whole LSTM at once: where torch has one kernel for all steps, which autocast knows as an op."""
+    if not torch.is_autocast_enabled(input.device.type) or hx[0].shape != hx[1].shape:
+        return False
+    if input.device.type != "cpu":
+        return input.dtype != torch.double
+    return torch.backends.mkldnn.enabled and input.dtype in (torch.float, torch.bfloat16) and input.numel() > 0
 
 
 define(aten.rnn_tanh, rnn_tanh_step, torch.rnn_tanh_cell)

@@ -23,24 +23,39 @@ class Weights(NamedTuple):
     w_hr: torch.Tensor | None = None
 
 
+# Torch rounds each product and each sum by itself. Half precision shows it; elsewhere the fused ops are faster and differ in the last bit.
+
+LOW = (torch.float16, torch.bfloat16)
+
+
+def plus_product(x, a, b):
+    """x + a b."""
+    return x + a * b if a.dtype in LOW else torch.addcmul(x, a, b)
+
+
+def plus_hidden_part(x, h, weights):
+    """W_ih input + b_ih + W_hh h + b_hh; ``x`` is ``input_part``, which has both biases where they are added before."""
+    return x + F.linear(h, weights.w_hh, weights.b_hh) if x.dtype in LOW else torch.addmm(x, h, weights.w_hh.t())
+
+
 # One step each: from ``x = input_part(step, input, weights)`` and the state before it, the next state and what backward needs of the step.
 
 
 def rnn_tanh_step(x, state, weights):
-    return (torch.addmm(x, state[0], weights.w_hh.t()).tanh(),), ()
+    return (plus_hidden_part(x, state[0], weights).tanh(),), ()
 
 
 def rnn_relu_step(x, state, weights):
-    return (torch.addmm(x, state[0], weights.w_hh.t()).relu(),), ()
+    return (plus_hidden_part(x, state[0], weights).relu(),), ()
 
 
 def lstm_step(x, state, weights):
     h, c = state
     size = c.shape[-1]
-    i_f, g, o = torch.addmm(x, h, weights.w_hh.t()).split((2 * size, size, size), -1)
+    i_f, g, o = plus_hidden_part(x, h, weights).split((2 * size, size, size), -1)
     i_f, g, o = i_f.sigmoid(), g.tanh(), o.sigmoid()
     i, f = i_f.chunk(2, -1)
-    c = torch.addcmul(f * c, i, g)
+    c = plus_product(f * c, i, g)
     h = o * c.tanh()
     return (h if weights.w_hr is None else F.linear(h, weights.w_hr), c), (i_f, g, o, c)
 
@@ -52,13 +67,14 @@ def gru_step(x, state, weights):
     h_gates, h_n = F.linear(h, weights.w_hh, weights.b_hh).split(r_z_and_n, -1)
     r_z = (x_gates + h_gates).sigmoid()
     r, z = r_z.chunk(2, -1)
-    n = torch.addcmul(x_n, r, h_n).tanh()
-    return (torch.addcmul(n, z, h - n),), (r_z, n, h_n)
+    n = plus_product(x_n, r, h_n).tanh()
+    return (plus_product(n, h - n, z),), (r_z, n, h_n)
 
 
 def input_part(step, input, weights):
-    """W_ih input + b_ih + b_hh; in a GRU without b_hh, which its reset gate r scales."""
-    if step is gru_step or weights.b_ih is None:
+    """W_ih input + b_ih + b_hh; without b_hh in a GRU, whose reset gate r scales it, and in half precision."""
+    cast = torch.is_autocast_enabled(input.device.type) and input.dtype != torch.double
+    if step is gru_step or weights.b_ih is None or input.dtype in LOW or cast:
         return F.linear(input, weights.w_ih, weights.b_ih)
     return F.linear(input, weights.w_ih, weights.b_ih + weights.b_hh)
 

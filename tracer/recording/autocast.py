@@ -19,7 +19,6 @@ from tracer.node import tensors_in
 _NOT_IN_SINGLE = frozenset(
     (
         "chain_matmul",
-        "conv_tbc",
         "cross",
         "einsum",
         "gru_cell",
