@@ -12,9 +12,14 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, add_batch_dim, vmap_parts
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    add_batch_dim,
+    tree_flatten,
+    tree_unflatten,
+    vmap_parts,
+)
 from tracer.backprop.sweep import Sweep
 from tracer.graph import enter
 from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
