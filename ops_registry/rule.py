@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 from collections import namedtuple
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
@@ -101,6 +101,12 @@ class Step:
     parent: int
     joint: bool
 
+    def narrowed(self, wanted: tuple[bool, ...]) -> Step:
+        """The step for those of its inputs alone whose parents are ``wanted``."""
+        parents = tuple([p if p is not None and wanted[p] else None for p in self.parents])
+        needs = make_needs(self.formula.wrt, [p is not None for p in parents])
+        return replace(self, parents=parents, needs=needs)
+
 
 @dataclass(frozen=True, slots=True)
 class CallPlan:
@@ -117,6 +123,16 @@ class CallPlan:
     tensor_positions: tuple[int, ...] = ()
     #: Which of the rule's inputs want a gradient, a bit each.
     mask: int = 0
+    #: What ``steps_for`` has made.
+    _narrowed: dict[tuple[bool, ...], tuple[Step, ...]] = field(default_factory=dict, compare=False, repr=False)
+
+    def steps_for(self, wanted: tuple[bool, ...]) -> tuple[Step, ...]:
+        """The steps that give the gradients of the ``wanted`` ones of the call's parents, a flag each."""
+        steps = self._narrowed.get(wanted)
+        if steps is None:
+            narrowed = [step.narrowed(wanted) for step in self.steps]
+            steps = self._narrowed[wanted] = tuple([step for step in narrowed if any(step.needs)])
+        return steps
 
 
 @dataclass

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -291,7 +291,11 @@ def creation_of(view: torch.Tensor) -> str:
 
 #: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
 tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
-tree_unflatten: Callable[[list[Any], Any], Any] = torch.utils._pytree.tree_unflatten
+tree_unflatten: Callable[[Iterable[Any], Any], Any] = torch.utils._pytree.tree_unflatten
+tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
+tree_map: Callable[..., Any] = torch.utils._pytree.tree_map
+tree_map_only: Callable[..., Any] = torch.utils._pytree.tree_map_only
+tree_any_only: Callable[..., bool] = torch.utils._pytree.tree_any_only
 
 #: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, and the
 #: list of modules that it leaves alone. Modules by name: loading them takes seconds, and most programs never need them.

@@ -64,6 +64,8 @@ LONGEST_FILE, LONGEST_FUNCTION, DEEPEST_NESTING = 500, 60, 5
 
 #: The one file that changes torch.
 INSTALL = "tracer/install.py"
+#: The one file that imports what torch keeps private.
+PRIVATE = "ops_registry/torch_private.py"
 
 HOUSE = modules_in(ROOT, *PACKAGES)
 BENCHMARKS = modules_in(ROOT / "benchmarks", ".")
@@ -231,6 +233,17 @@ def test_torch_is_changed_in_one_file_only() -> None:
         for line, text in torch_assignments(module)
     ]
     assert not found, f"what glassgrad changes in torch stands in {INSTALL}, each with its reason:\n" + "\n".join(found)
+
+
+def test_private_modules_of_torch_are_imported_in_one_file_only() -> None:
+    found = [
+        f"{module}:{i.line} {i.origin}.{i.name}"
+        for module in HOUSE.values()
+        if str(module) != PRIVATE
+        for i in imports(module)
+        if i.origin.split(".")[0] == "torch" and re.search(r"\._(?!_)", f"{i.origin}.{i.name or ''}")
+    ]
+    assert not found, f"private names of torch stand in {PRIVATE}, each with its reason:\n" + "\n".join(found)
 
 
 # ---------------------------------------------------------------------- the page

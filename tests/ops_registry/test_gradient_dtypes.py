@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_unflatten
 
 import tracer
+from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.operators import Way, operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.leaves import (

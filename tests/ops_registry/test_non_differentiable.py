@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils._pytree import tree_unflatten
 
 import ops_registry
 import tracer
 from ops_registry.registry import TABLE
+from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.operators import operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.kept_bytes import subsets

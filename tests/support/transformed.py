@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 import tracer
+from ops_registry.torch_private import tree_leaves
 
 Program = Callable[..., Any]
 

@@ -162,6 +162,22 @@ def test_both_lanes_record_and_differentiate_alike(file: str, device: torch.devi
                 assert same(dense["backward"], dense["grad"]), f"{where}: backward() and grad() differ"
 
 
+@pytest.mark.parametrize("file", FILES)
+@pytest.mark.usefixtures("filled_memory")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_both_lanes_find_the_gradient_of_one_input_among_several(file: str, device: torch.device) -> None:
+    for case in cases_of(file):
+        data = [make(device) for make in case.inputs]
+        wanted = subsets(case, data)[0]
+        for asked in range(len(wanted) if len(wanted) > 1 else 0):
+            found = {}
+            for lane, in_lane in LANES.items():
+                with in_lane():
+                    outputs, leaves = call(case, data, wanted)
+                    found[lane] = by_grad(outputs, [leaves[asked]], cotangents(outputs), False)
+            assert same(found["fast"], found["general"]), f"{case}, input {wanted[asked]}: the lanes differ"
+
+
 def test_the_general_lanes_are_really_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[str] = []
     visit = Sweep._visit_node
@@ -172,6 +188,12 @@ def test_the_general_lanes_are_really_taken(monkeypatch: pytest.MonkeyPatch) -> 
         (tracer.tensor([1.0, 2.0], requires_grad=True) * 2).sum().backward()
         return list(taken)
 
-    assert run() == ["leaf"]
+    def aimed(create_graph: bool) -> list[str]:
+        taken.clear()
+        x = tracer.tensor([1.0, 2.0], requires_grad=True)
+        torch.autograd.grad((x * x).sum(), x, create_graph=create_graph)
+        return list(taken)
+
+    assert run() == aimed(False) == aimed(True) == ["leaf"]
     with general_lanes():
-        assert run() == ["sum", "mul", "leaf"]
+        assert run() == aimed(False) == aimed(True) == ["sum", "mul", "leaf"]

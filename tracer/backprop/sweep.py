@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError, RuleResultError
-from ops_registry.rule import Step, make_needs
-from ops_registry.torch_private import count_dispatch_modes, set_grad_enabled
+from ops_registry.rule import Step
+from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import backward_into_torch
@@ -156,12 +156,14 @@ class Sweep:
         take = grads.pop
         keep_graph = self.keep_graph
         # A dispatch mode is user code that sees every call, and may ask for the node.
-        general = self.create_graph or self.in_level or self.anomaly or count_dispatch_modes()
-        fast = self.fast and self.needed is None and not general
+        fast = self.fast and not (self.anomaly or count_dispatch_modes())
+        recorded = self.create_graph
+        #: Where only some nodes are visited: those of them where no gradient is asked for.
+        on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
         for node in order:
-            # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind in a sweep that is neither recorded nor aimed.
+            # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
-            if fast and type(node) is CallNode and node.extras is None:
+            if fast and type(node) is CallNode and node.extras is None and (on_the_way is None or node in on_the_way):
                 # 1 gradient
                 grad = take(node, None)
                 if grad is None:
@@ -178,9 +180,11 @@ class Sweep:
                         node.saved, node.saved_versions = None, ()
                 elif saved is None:
                     saved_values(node)
+                if recorded:
+                    saved = reattach(node, saved)
                 parents = node.parents
                 try:
-                    for step in node.plan.steps:
+                    for step in node.plan.steps if on_the_way is None else self._steps(node):
                         # 3 rule
                         result = step.call(grad, saved, step.needs)
                         if step.joint:
@@ -304,15 +308,10 @@ class Sweep:
             saved = reattach(node, saved)
         if not self.keep_graph:
             release(node)
-        for step in node.plan.steps:
-            needs = step.needs
-            if self.needed is not None:
-                needs = make_needs(step.formula.wrt, [self._is_needed(node, p) for p in step.parents])
-                if not any(needs):
-                    continue
+        for step in self._steps(node):
             try:
                 # 3 rule
-                results = step.call(grad, saved, needs)
+                results = step.call(grad, saved, step.needs)
                 # 4 projection, 5 accumulation
                 if step.joint:
                     self._pass_all_on(node, step, results, grad_inputs)
@@ -322,8 +321,14 @@ class Sweep:
                 say_where(error, node)
                 raise
 
-    def _is_needed(self, node: Node, position: int | None) -> bool:
-        return position is not None and any(n in self.needed for n in flat((node.parents[position],)))  # type: ignore[operator]
+    def _steps(self, node: CallNode) -> tuple[Step, ...]:
+        """The formulas of ``node`` that lead to a target."""
+        needed = self.needed
+        if needed is None:
+            return node.plan.steps
+        return node.plan.steps_for(
+            tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])
+        )
 
     def _through_opaque(self, node: OpaqueNode, grad: Any, grad_inputs: dict[int, Any] | None) -> None:
         try:
@@ -394,7 +399,10 @@ class Sweep:
             result = project_list(node, step, parent, result)
         elif result is not None:
             check_tensor(node, step, result)
-            result = project_onto(node, step, parent, result)
+            with DisableTorchFunctionSubclass():
+                fits = result.shape == parent.shape and result.dtype is parent.dtype
+            if not fits:
+                result = project_onto(node, step, parent, result)
         if grad_inputs is None:
             self._deliver(parent, result)
         else:

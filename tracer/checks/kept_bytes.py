@@ -24,8 +24,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
 
+from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.operators import Way, operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.leaves import can_have_gradient, leaves_of, native_leaf, tensors_of, tracked_leaf

@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, tree_leaves
 from tracer.tracked_tensor import track
 
 #: Makes a leaf of a plain tensor, which requires grad if the second argument says so.

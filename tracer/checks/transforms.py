@@ -22,8 +22,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
 
+from ops_registry.torch_private import tree_unflatten
 from tracer import func
 from tracer.backprop.batched import refused_by_vmap
 from tracer.checks.conformance.operators import Way, operators, ways

@@ -13,11 +13,10 @@ from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_any_only
 
 from ops_registry.binding import Spelling
 from ops_registry.registry import active
-from ops_registry.torch_private import transform_parts
+from ops_registry.torch_private import transform_parts, tree_any_only
 from tracer.func.reverse import grad_and_value, jvp, linearize, vjp
 from tracer.tracked_tensor import Tensor
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from torch.utils._pytree import tree_flatten
-
+from ops_registry.torch_private import tree_flatten
 from tracer.errors import TransformError
 from tracer.func.names import grad, vmap
 from tracer.func.reverse import hessian_product

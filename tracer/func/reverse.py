@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
@@ -18,6 +17,9 @@ from ops_registry.torch_private import (
     batch_level_of,
     is_batched,
     transform_parts,
+    tree_flatten,
+    tree_map_only,
+    tree_unflatten,
     unwrapped,
 )
 from tracer.backprop.batched import refused_by_vmap

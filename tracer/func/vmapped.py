@@ -13,13 +13,14 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     add_batch_dim,
     batch_level_of,
     is_batched,
+    tree_flatten,
+    tree_unflatten,
     vmap_parts,
 )
 from tracer.backprop.sweep import Sweep

@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import Any, NoReturn
 
 import torch
-from torch.utils._pytree import tree_leaves
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_leaves
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.node import Leaf, RaisingNode

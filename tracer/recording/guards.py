@@ -6,27 +6,20 @@ tracked tensors to their class. All other calls run as torch's own guard has it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-import torch
-from torch.overrides import TorchFunctionMode
-
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
-    EnableTorchFunction,
     NativeDisableTorchFunction,
-    is_torch_function_enabled,
 )
+from tracer.node import tensors_in
+from tracer.recording.subclasses import RecordedAllTheSame
 from tracer.tracked_tensor import Tensor
 
 
-class _Guard(TorchFunctionMode):
+class _Guard(RecordedAllTheSame):
     """Turns interception off for a block, but for tracked tensors."""
-
-    #: torch's own guard.
-    native: Any
 
     def __enter__(self) -> Any:
         self._off = DisableTorchFunctionSubclass()
@@ -39,34 +32,16 @@ class _Guard(TorchFunctionMode):
         super().__exit__(kind, error, traceback)
         self._off.__exit__(kind, error, traceback)
 
-    def __torch_function__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        kwargs = kwargs or {}
-        if not is_torch_function_enabled() and _has_tracked((args, kwargs)):
-            with EnableTorchFunction():
-                return Tensor.__torch_function__(func, (Tensor,), args, kwargs)
-        if is_torch_function_enabled():  # turned on again inside the block
-            return func(*args, **kwargs)
-        with self.native():
-            return func(*args, **kwargs)
+    def concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        # Tracked tensors that want no gradient too: they stay tracked.
+        return any(type(tensor) is Tensor for tensor in tensors_in((*args, *kwargs.values())))
 
 
 class DisabledForSubclasses(_Guard):
     """``torch.DisableTorchFunctionSubclass``."""
-
-    native = DisableTorchFunctionSubclass
 
 
 class Disabled(_Guard):
     """``torch.DisableTorchFunction``: the user's modes are not asked either."""
 
     native = NativeDisableTorchFunction
-
-
-def _has_tracked(nest: Any) -> bool:
-    if isinstance(nest, torch.Tensor):
-        return type(nest) is Tensor
-    if isinstance(nest, dict):
-        nest = tuple(nest.values())
-    return isinstance(nest, tuple | list) and any(map(_has_tracked, nest))

@@ -29,6 +29,7 @@ from tracer.errors import InPlaceError, UnsupportedError
 from tracer.naming import qualified
 from tracer.recording.fallback import record_with_torch
 from tracer.recording.native import as_native
+from tracer.recording.parents import holds_tracked
 from tracer.tracked_tensor import Tensor, is_parameter, mark_as_parameter, plain_alias, track_in_place
 
 
@@ -107,7 +108,7 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         held = [] if module is None else [h.tensor for h in state_of(module, names)]
         given = tree_flatten((args, kwargs))[0]
         held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
-        if not any(_wants_gradient(tensor) for tensor in (*held, *given)):
+        if not holds_tracked((*held, *given)):
             return call(self, *args, **kwargs)
         before = {id(tensor) for tensor in held if tensor.requires_grad}
 
@@ -138,10 +139,6 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return recorded
-
-
-def _wants_gradient(value: Any) -> bool:
-    return type(value) is Tensor and value._node is not None
 
 
 def _has_new_history(tensor: torch.Tensor, before: set[int]) -> bool:
@@ -177,7 +174,7 @@ class _RefuseConstants(TorchFunctionMode):
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         leaves, structure = tree_flatten((args, kwargs))
-        if any(map(_wants_gradient, leaves)):
+        if holds_tracked(leaves):
             raise UnsupportedError(
                 f"torch.jit.trace came to {qualified(func)} with a tracked tensor that requires grad and is neither an example input nor a "
                 f"parameter of the traced module: it would become a constant. Make it one of these, or detach it."

@@ -14,12 +14,17 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from ops_registry.torch_private import EnableTorchFunction, disabled_torch_function, is_torch_function_enabled
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    EnableTorchFunction,
+    disabled_torch_function,
+    is_torch_function_enabled,
+)
 from tracer.errors import UnsupportedError
 from tracer.naming import qualified
 from tracer.recording.inplace import is_in_place
 from tracer.recording.nested import refuse_nested
-from tracer.recording.parents import DIFFERENTIABLE
+from tracer.recording.parents import DIFFERENTIABLE, holds_tracked
 from tracer.recording.results import came_in
 from tracer.tracked_tensor import Tensor, plain_alias
 
@@ -43,7 +48,7 @@ def meet(func: Callable[..., Any], types: tuple[type, ...], args: tuple[Any, ...
     Raises ``UnsupportedError`` where none of the classes does.
     """
     others = tuple(kind for kind in types if kind is not Tensor)
-    with _RecordedAllTheSame():
+    with RecordedAllTheSame():
         for kind in others:
             answer = kind.__torch_function__(func, others, args, kwargs)  # type: ignore[attr-defined]
             if answer is not NotImplemented:
@@ -120,17 +125,24 @@ def _listed(kinds: tuple[type, ...]) -> str:
     return " and ".join(f"a {kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
-class _RecordedAllTheSame(TorchFunctionMode):
-    """Records the calls on tracked tensors that somebody else's handler makes with interception off: modes are asked even then."""
+class RecordedAllTheSame(TorchFunctionMode):
+    """Records calls on tracked tensors that are made where interception by subclasses is off: modes are asked even there."""
+
+    #: torch's guard under which all other calls run.
+    native: Any = DisableTorchFunctionSubclass
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if is_torch_function_enabled() or not (torch.is_grad_enabled() and _has_tracked((args, kwargs))):
+        if is_torch_function_enabled():  # turned on again inside the block
             return func(*args, **kwargs)
+        if not self.concerns(args, kwargs):
+            with self.native():
+                return func(*args, **kwargs)
         target = args[0] if args else None
-        if is_in_place(func) and isinstance(target, torch.Tensor) and type(target) not in (Tensor, torch.Tensor):
+        into_theirs = is_in_place(func) and isinstance(target, torch.Tensor) and is_foreign(type(target))
+        if into_theirs and _wants_gradient(args, kwargs):
             raise UnsupportedError(
                 f"{qualified(func)}() writes a tracked tensor that requires grad into a {type(target).__qualname__}, which cannot carry "
                 f"its history. Use the out-of-place op, or write into a copy: x.as_subclass(torch.Tensor).clone()."
@@ -142,14 +154,13 @@ class _RecordedAllTheSame(TorchFunctionMode):
         # What came in goes out as it was: x.to(w) of the same dtype.
         return aliases.get(id(result), result)
 
+    def concerns(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether a call is to be recorded."""
+        return _wants_gradient(args, kwargs)
 
-def _has_tracked(nest: Any) -> bool:
-    """Whether a tracked tensor that requires grad stands in a nest of arguments."""
-    if type(nest) is Tensor:
-        return nest._node is not None
-    if isinstance(nest, dict):
-        nest = tuple(nest.values())
-    return isinstance(nest, tuple | list) and any(map(_has_tracked, nest))
+
+def _wants_gradient(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    return torch.is_grad_enabled() and holds_tracked((args, kwargs))
 
 
 def _plain(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
@@ -158,7 +169,7 @@ def _plain(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
     Leaves and results of torch's own autograd stay as they are: they are adopted.
     """
     if isinstance(nest, torch.Tensor):
-        if type(nest) in (Tensor, torch.Tensor) or nest.requires_grad:
+        if nest.requires_grad or not is_foreign(type(nest)):
             return nest
         alias = plain_alias(nest)
         aliases[id(alias)] = nest

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 from support.formula_runs import WantedInputs, covered, watch
-from torch.utils._pytree import tree_unflatten
 
 import tracer
+from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.operators import operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples
 from tracer.checks.kept_bytes import (

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_unflatten
 
 from ops_registry.errors import UnsupportedCallError
+from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.check import Job, cause_of
 from tracer.checks.conformance.enlarged import AS_IT_IS, Variant, enlarged
 from tracer.checks.conformance.operators import DTYPES, load_ops, tier_of, ways

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from ops_registry.torch_private import tree_flatten, tree_unflatten
 from tracer.checks.conformance.operators import Way
 from tracer.checks.derivatives import Derivatives, differentiate
 from tracer.checks.leaves import MakeLeaf, can_have_gradient, leaves_of, native_leaf, non_contiguous

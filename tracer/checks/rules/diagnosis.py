@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ops_registry.binding import Spelling
 from ops_registry.errors import RuleCheckError, RuleResultError
 from ops_registry.rule import Formula, Rule
 from ops_registry.scopes import use
+from ops_registry.torch_private import tree_leaves
 from tracer.checks.derivatives import differentiate
 from tracer.checks.jacobians import Jacobian, from_rows, numerical_jacobians, unit_cotangents
 from tracer.checks.leaves import (

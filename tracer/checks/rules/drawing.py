@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from ops_registry.rule import Rule
 from ops_registry.signatures import is_custom
-from ops_registry.torch_private import overload_schema, schemas
+from ops_registry.torch_private import overload_schema, schemas, tree_leaves
 
 
 class Choices(Protocol):

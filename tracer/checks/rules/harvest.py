@@ -10,13 +10,19 @@ from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ops_registry.binding import Spelling
 from ops_registry.registry import TABLE
 from ops_registry.rule import Rule
 from ops_registry.spellings import canonical
-from ops_registry.torch_private import DisableTorchFunctionSubclass, is_torch_function_enabled
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    is_torch_function_enabled,
+    tree_flatten,
+    tree_leaves,
+    tree_map,
+    tree_unflatten,
+)
 from tracer.checks.leaves import can_have_gradient, plain, requiring_grad, tensors_of, twin
 from tracer.checks.op_database import listed_ops, samples_of
 from tracer.checks.rules.handmade_samples import handmade_samples

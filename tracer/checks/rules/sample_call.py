@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import Rule
-from ops_registry.torch_private import storage_key
+from ops_registry.torch_private import storage_key, tree_flatten, tree_leaves, tree_map, tree_unflatten
 from tracer.checks.leaves import (
     SEED,
     can_have_gradient,

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map
 
 from ops_registry.binding import Spelling, gather_varargs
 from ops_registry.signatures import NUMPY_NAMES
+from ops_registry.torch_private import tree_map
 
 
 @dataclass(frozen=True)
