@@ -1,6 +1,7 @@
 """Running sums, products and extremes along a dimension, differences and integrals of samples."""
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
@@ -67,10 +68,21 @@ def running_extreme(grad, input_shape, indices, dim):
     return add_at(grad, indices, input_shape, dim)
 
 
-@backward(torch.diff, wrt=("input", "prepend", "append"))
-def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
-    if n == 0:
-        return grad if needs.input else None, None, None
+def differences(input, n, dim, prepend, append):
+    """``torch.diff`` of order 1 or more: all of its tensors have a derivative."""
+    if has_torch_function((input, prepend, append)):
+        return handle_torch_function(differences, (input, prepend, append), input, n, dim, prepend, append)
+    return torch.diff(input, n, dim, prepend=prepend, append=append)
+
+
+@decomposition(torch.diff)
+def diff(input, n, dim, prepend, append):
+    # Of order 0 it is the input alone: the result must not wait for a gradient that prepend and append never get.
+    return input.clone() if n == 0 else differences(input, n, dim, prepend, append)
+
+
+@backward(differences, wrt=("input", "prepend", "append"))
+def differences_gradients(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     # The transpose of one difference is minus the difference of the cotangent between two zeros.
     lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
     n = min(n, lengths[0] + lengths[1] + lengths[2])
@@ -189,6 +201,10 @@ def gradient(input, spacing, dim, edge_order):
     dims = list(dim) if isinstance(dim, list | tuple) else list(range(input.dim())) if dim is None else [dim]
     if not isinstance(spacing, list | tuple):
         spacing = [1 if spacing is None else spacing] * len(dims)
+    if len({d % max(1, input.dim()) for d in dims}) < len(dims):
+        raise UnsupportedCallError(
+            f"gradient: the dimensions {dims} of an input of {input.dim()} name one of them twice"
+        )
     if len(spacing) != len(dims) or edge_order not in (1, 2) or any(input.shape[d] <= edge_order for d in dims):
         raise UnsupportedCallError(
             f"gradient: wants one spacing for each of {len(dims)} dimensions (got {len(spacing)}), edge_order 1 or 2 "

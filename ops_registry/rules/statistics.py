@@ -10,6 +10,7 @@ from ops_registry.shared.decisions import everywhere
 from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
 from ops_registry.shared.masks import share_among_ties
 from ops_registry.shared.picking import put_back
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
 
@@ -183,6 +184,8 @@ def bincount_weights(grad, input):
 def cov(input, correction, fweights, aweights):
     # A row for each variable, a column for each observation; fweights count observations, aweights rate them.
     rows = input.reshape(1, -1) if input.dim() < 2 else input
+    with DisableTorchFunctionSubclass():  # torch says what does not fit; one variable is enough for that
+        torch.cov(rows[:1] if input.dim() <= 2 else input, correction=0, fweights=fweights, aweights=aweights)
     weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
     total = torch.tensor(rows.shape[1], device=rows.device) if weights is None else weights.sum()
 
