@@ -117,7 +117,7 @@ def probability_cross_entropy(log_p, target, weight, reduction, label_smoothing,
     total = -terms.sum()
     if reduction == SUM:
         return total
-    return total * classes / math.prod(shape) if 0 not in shape else total * math.nan
+    return total / (math.prod(shape) // classes) if 0 not in shape else total * math.nan
 
 
 def along_class_dim(weight, dim, shape):

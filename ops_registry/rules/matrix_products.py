@@ -323,6 +323,8 @@ def matrix_power(input, n):
         return input.clone().copy_(torch.eye(input.shape[-1], dtype=input.dtype, device=input.device))
     base = torch.linalg.inv(input) if n < 0 else input
     result, n = None, abs(n)
+    if n == 3:
+        return base @ base @ base
     while True:  # by squaring, lowest bit first
         if n & 1:
             result = base if result is None else result @ base

@@ -1,6 +1,7 @@
 """Running sums, products and extremes along a dimension, differences and integrals of samples."""
 
 import torch
+from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
@@ -67,10 +68,21 @@ def running_extreme(grad, input_shape, indices, dim):
     return add_at(grad, indices, input_shape, dim)
 
 
-@backward(torch.diff, wrt=("input", "prepend", "append"))
-def diff(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
-    if n == 0:
-        return grad if needs.input else None, None, None
+def differences(input, n, dim, prepend, append):
+    """``torch.diff`` of order 1 or more: all of its tensors have a derivative."""
+    if has_torch_function((input, prepend, append)):
+        return handle_torch_function(differences, (input, prepend, append), input, n, dim, prepend, append)
+    return torch.diff(input, n, dim, prepend=prepend, append=append)
+
+
+@decomposition(torch.diff)
+def diff(input, n, dim, prepend, append):
+    # Of order 0 it is the input alone: the result must not wait for a gradient that prepend and append never get.
+    return input.clone() if n == 0 else differences(input, n, dim, prepend, append)
+
+
+@backward(differences, wrt=("input", "prepend", "append"))
+def differences_gradients(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     # The transpose of one difference is minus the difference of the cotangent between two zeros.
     lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
     n = min(n, lengths[0] + lengths[1] + lengths[2])
@@ -149,38 +161,37 @@ overloaded(torch.cumulative_trapezoid)(_overload(aten.cumulative_trapezoid))
 def _slope(y, steps, dim, edge_order):
     """The slope of the parabola through each sample and its neighbours; at the ends that of a line, or (order 2) of a parabola.
 
-    ``steps`` holds the distances between samples, or is a number where they are all the same.
+    ``steps`` holds the distances between samples, or is one number, also as a tensor, where they are all the same. The order of the
+    operations is torch's, so that values are the same to the bit.
     """
     size = y.shape[dim]
-    lines = torch.diff(y, dim=dim)
-    if not isinstance(steps, torch.Tensor):
-        lines = lines / steps
-        first, last = lines.narrow(dim, 0, 1), lines.narrow(dim, size - 2, 1)
-        half = torch.diff(lines, dim=dim) / 2
-        inner = lines.narrow(dim, 0, size - 2) + half
-        if edge_order == 2:
-            first, last = first - half.narrow(dim, 0, 1), last + half.narrow(dim, size - 3, 1)
-        return torch.cat((first, inner, last), dim)
-    shape = [1] * y.dim()
-    shape[dim] = size - 1
-    steps = steps.reshape(shape)
-    before, after = steps.narrow(dim, 0, size - 2), steps.narrow(dim, 1, size - 2)
-    both = before + after
-    inner = _three(y, dim, 0, (-after / (before * both), (after - before) / (before * after), before / (after * both)))
-    if edge_order == 1:
-        first = lines.narrow(dim, 0, 1) / steps.narrow(dim, 0, 1)
-        last = lines.narrow(dim, size - 2, 1) / steps.narrow(dim, size - 2, 1)
+    uniform = not isinstance(steps, torch.Tensor) or steps.dim() == 0
+    if uniform:
+        inner = (y.narrow(dim, 2, size - 2) - y.narrow(dim, 0, size - 2)) / steps / 2
     else:
-        a, b = before.narrow(dim, 0, 1), after.narrow(dim, 0, 1)
-        first = _three(y, dim, 0, (-(a + a + b) / (a * (a + b)), (a + b) / (a * b), -a / (b * (a + b))))
-        a, b = before.narrow(dim, size - 3, 1), after.narrow(dim, size - 3, 1)
-        last = _three(y, dim, size - 3, (b / (a * (a + b)), -(a + b) / (a * b), (a + b + b) / (b * (a + b))))
+        steps = steps.reshape([-1 if d == dim else 1 for d in range(y.dim())])
+        before, after = steps.narrow(dim, 0, size - 2), steps.narrow(dim, 1, size - 2)
+        both = before + after
+        slopes = -after / (before * both), (after - before) / (before * after), before / (after * both)
+        inner = _three(y, dim, 0, slopes)
+    if edge_order == 1:
+        ends = (y.narrow(dim, k + 1, 1) - y.narrow(dim, k, 1) for k in (0, size - 2))
+        first, last = (
+            line / (steps if uniform else steps.select(dim, k).squeeze()) for line, k in zip(ends, (0, -1), strict=True)
+        )
+    elif uniform:
+        first, last = _three(y, dim, 0, (-1.5, 2, -0.5)) / steps, _three(y, dim, size - 3, (0.5, -2, 1.5)) / steps
+    else:
+        a, b = before.select(dim, 0).squeeze(), after.select(dim, 0).squeeze()
+        first = _three(y, dim, 0, (-(2 * a + b) / (a * (a + b)), (a + b) / (a * b), -a / (b * (a + b))))
+        a, b = before.select(dim, -1).squeeze(), after.select(dim, -1).squeeze()
+        last = _three(y, dim, size - 3, (b / (a * (a + b)), -(a + b) / (a * b), (2 * b + a) / (b * (a + b))))
     return torch.cat((first, inner, last), dim)
 
 
 def _three(y, dim, start, weights):
     """The weighted sums of three neighbouring samples, the first of them at ``start``, one sum for each weight."""
-    length = weights[0].shape[dim]
+    length = weights[0].shape[dim] if isinstance(weights[0], torch.Tensor) and weights[0].dim() else 1
     x, y, z = (y.narrow(dim, start + k, length) * w for k, w in enumerate(weights))
     return x + y + z
 
@@ -190,18 +201,22 @@ def gradient(input, spacing, dim, edge_order):
     dims = list(dim) if isinstance(dim, list | tuple) else list(range(input.dim())) if dim is None else [dim]
     if not isinstance(spacing, list | tuple):
         spacing = [1 if spacing is None else spacing] * len(dims)
+    if len({d % max(1, input.dim()) for d in dims}) < len(dims):
+        raise UnsupportedCallError(
+            f"gradient: the dimensions {dims} of an input of {input.dim()} name one of them twice"
+        )
     if len(spacing) != len(dims) or edge_order not in (1, 2) or any(input.shape[d] <= edge_order for d in dims):
         raise UnsupportedCallError(
             f"gradient: wants one spacing for each of {len(dims)} dimensions (got {len(spacing)}), edge_order 1 or 2 "
             f"(got {edge_order}), and more samples than edge_order along each dimension (input: {tuple(input.shape)})"
         )
-    slopes, samples = [], wide(input)
+    slopes = []
     for d, space in zip(dims, spacing, strict=True):
         if isinstance(space, torch.Tensor):
             if space.dim() == 1 and space.shape[0] != input.shape[d]:
                 raise UnsupportedCallError(
                     f"gradient: {space.shape[0]} coordinates are given for the {input.shape[d]} samples along dimension {d}: one for each"
                 )
-            space = torch.diff(space) if space.dim() == 1 else space.expand(input.shape[d] - 1)
-        slopes.append(_slope(samples, space, d % input.dim(), edge_order).to(input.dtype))
+            space = torch.diff(space) if space.dim() == 1 else space
+        slopes.append(_slope(input, space, d % input.dim(), edge_order))
     return slopes

@@ -10,6 +10,7 @@ from ops_registry.shared.decisions import everywhere
 from ops_registry.shared.dimensions import reduced_count, restore_dims, spread
 from ops_registry.shared.masks import share_among_ties
 from ops_registry.shared.picking import put_back
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
 
@@ -24,9 +25,13 @@ def var(grad, input, input_shape, dim, correction, keepdim):
 
 @backward(aten.std.correction)
 def std(grad, input, input_shape, result, dim, correction, keepdim):
+    return var(std_to_var(grad, result), input, input_shape, dim, correction, keepdim)
+
+
+def std_to_var(grad, std):
+    """The gradient of the variance, from that of its root."""
     # Over infinity where the elements are all equal: nothing flows there, in any order.
-    through_var = grad / (2 * result.masked_fill(result == 0, torch.inf))
-    return var(through_var, input, input_shape, dim, correction, keepdim)
+    return grad / (2 * std.masked_fill(std == 0, torch.inf))
 
 
 @backward(aten.var_mean.correction)
@@ -39,9 +44,11 @@ def var_mean(grad, input, input_shape, dim, correction, keepdim):
     return through_mean if through_var is None else through_var + through_mean
 
 
-@decomposition(aten.std_mean.correction)
-def std_mean(input, dim, correction, keepdim):
-    return torch.std(input, dim, correction=correction, keepdim=keepdim), input.mean(dim, keepdim)
+@backward(aten.std_mean.correction)
+def std_mean(grad, input, input_shape, result, dim, correction, keepdim):
+    grad_std, grad_mean = grad
+    through_var = None if grad_std is None else std_to_var(grad_std, result[0])
+    return var_mean((through_var, grad_mean), input, input_shape, dim, correction, keepdim)
 
 
 def _by_correction(op, packet):
@@ -177,22 +184,24 @@ def bincount_weights(grad, input):
 def cov(input, correction, fweights, aweights):
     # A row for each variable, a column for each observation; fweights count observations, aweights rate them.
     rows = input.reshape(1, -1) if input.dim() < 2 else input
-    if fweights is None and aweights is None:
-        total, weighted = rows.shape[1], rows
-        centred = weighted = rows - rows.sum(1, keepdim=True) / total
-        norm = total - correction
-    else:
-        weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
-        total = weights.sum()
-        centred = rows - (rows * weights).sum(1, keepdim=True) / total
-        weighted = centred * weights
-        norm = total
-        if correction:
-            norm = total - correction * (1 if aweights is None else (weights * aweights).sum() / total)
+    with DisableTorchFunctionSubclass():  # torch says what does not fit; one variable is enough for that
+        torch.cov(rows[:1] if input.dim() <= 2 else input, correction=0, fweights=fweights, aweights=aweights)
+    weights = fweights if aweights is None else aweights if fweights is None else fweights * aweights
+    total = torch.tensor(rows.shape[1], device=rows.device) if weights is None else weights.sum()
+
+    def weighted(samples):
+        return samples if weights is None else samples * weights
+
+    centred = rows - (weighted(rows).sum(1) / total).unsqueeze(1)
+    norm = total - correction
+    if aweights is not None and correction:
+        norm = total - correction * (weights * aweights).sum() / total
     if norm <= 0:
         warnings.warn("cov(): degrees of freedom is <= 0", stacklevel=2)
-        norm = 0
-    product = centred @ weighted.mT.conj()
+        norm = torch.zeros_like(norm)
+    product = torch.mm(centred, weighted(centred).t().conj())
+    if product.is_complex() and product.numel() == 1:  # a variance is real: what rounding leaves beside it is left out
+        product = torch.complex(product.real, torch.zeros_like(product.real))
     return (product / norm).squeeze()
 
 

@@ -72,24 +72,24 @@ CASES = [
     case("logcumsumexp", lambda x: x.logcumsumexp(3), rand(2, 1, 2, 3, 2), label="rank-5"),
     case("logcumsumexp", lambda x: x.logcumsumexp(1), rand(3, 4, dtype=COMPLEX), label="complex"),
     case("logcumsumexp", lambda x: x.logcumsumexp(0), values([0.0, 800.0, -800.0, 1.0]), label="large"),
-    case("diff", torch.diff, rand(3, 4)),
-    case("diff", lambda x: x.diff(n=2, dim=0), rand(5, 4), label="order-2"),
-    case("diff", lambda x: torch.diff(x, axis=0), rand(3, 4), label="numpy-name"),
+    case("differences", torch.diff, rand(3, 4)),
+    case("differences", lambda x: x.diff(n=2, dim=0), rand(5, 4), label="order-2"),
+    case("differences", lambda x: torch.diff(x, axis=0), rand(3, 4), label="numpy-name"),
     case("diff", lambda x: x.diff(n=0), rand(3, 4), label="order-0"),
-    case("diff", lambda x: x.diff(n=9), rand(3, 4), label="order-beyond-length"),
-    case("diff", lambda x, a: torch.diff(x, prepend=a), rand(3, 4), rand(3, 2, seed=1), label="prepend"),
-    case("diff", lambda x, a: torch.diff(x, append=a), rand(3, 4), rand(3, 2, seed=1), label="append"),
+    case("differences", lambda x: x.diff(n=9), rand(3, 4), label="order-beyond-length"),
+    case("differences", lambda x, a: torch.diff(x, prepend=a), rand(3, 4), rand(3, 2, seed=1), label="prepend"),
+    case("differences", lambda x, a: torch.diff(x, append=a), rand(3, 4), rand(3, 2, seed=1), label="append"),
     case(
-        "diff",
+        "differences",
         lambda x, a, b: torch.diff(x, 3, 0, a, b),
         rand(2, 3),
         rand(1, 3, seed=1),
         rand(2, 3, seed=2),
         label="both-ends",
     ),
-    case("diff", torch.diff, rand(3, 0), label="empty"),
-    case("diff", torch.diff, rand(3, 4, dtype=COMPLEX), label="complex"),
-    case("diff", lambda x: x.diff(dim=3), rand(2, 1, 2, 3, 2), label="rank-5"),
+    case("differences", torch.diff, rand(3, 0), label="empty"),
+    case("differences", torch.diff, rand(3, 4, dtype=COMPLEX), label="complex"),
+    case("differences", lambda x: x.diff(dim=3), rand(2, 1, 2, 3, 2), label="rank-5"),
     case("trapezoid.dx", torch.trapezoid, rand(3, 4)),
     case("trapezoid.dx", lambda y: torch.trapezoid(y, dx=0.5, dim=0), rand(3, 4), label="dx"),
     case("trapezoid.x", torch.trapezoid, rand(3, 4), rand(4, seed=1), label="vector"),
@@ -222,3 +222,28 @@ def test_gradient_is_refused_where_there_is_not_one_coordinate_for_each_sample()
     samples = tracer.track(torch.rand(2, 5), True)
     with pytest.raises(UnsupportedCallError, match="3 coordinates are given for the 5 samples along dimension 1"):
         torch.gradient(samples, spacing=[torch.rand(2), torch.rand(3)])
+
+
+def test_gradient_is_refused_along_one_dimension_twice(device: torch.device) -> None:
+    with pytest.raises(UnsupportedCallError, match="twice"):
+        torch.gradient(tracer.track(rand(3, 4)(device), True), dim=(1, -1))
+
+
+@pytest.mark.parametrize("side", ["prepend", "append"])
+def test_what_a_difference_of_order_0_leaves_out_gets_no_gradient(side: str, device: torch.device) -> None:
+    end = tracer.track(rand(3, 1, seed=1)(device), True)
+    assert not torch.diff(rand(3, 4)(device), n=0, **{side: end}).requires_grad
+    assert torch.diff(rand(3, 4)(device), n=1, **{side: end}).requires_grad
+
+
+@pytest.mark.parametrize("edge_order", [1, 2])
+@pytest.mark.parametrize("coordinates", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_slopes_are_those_of_torch_to_the_bit(dtype: torch.dtype, coordinates: bool, edge_order: int) -> None:
+    samples = rand(20, 9)(torch.device("cpu")).to(dtype)
+    spacing = [rand(9, low=0.1, seed=1)(torch.device("cpu")).to(dtype).cumsum(0)] if coordinates else 0.3
+    ours, theirs = (
+        torch.gradient(x, spacing=spacing, dim=1, edge_order=edge_order)[0]
+        for x in (tracer.track(samples.clone(), True), samples)
+    )
+    assert torch.equal(plain(ours), theirs)

@@ -248,3 +248,41 @@ def test_each_weight_of_a_bincount_gets_the_gradient_of_its_bin(device: torch.de
         lambda w: torch.bincount(torch.tensor([0, 2, 2], device=device), w) * scale, [1.0, 1.0, 1.0], device=device
     )
     assert_values(weights, [1.0, 3.0, 3.0])
+
+
+@pytest.mark.parametrize("length", [2, 5, 40])
+@pytest.mark.parametrize("rows", [1, 3])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, COMPLEX])
+def test_covariance_is_that_of_torch_to_the_bit(dtype: torch.dtype, rows: int, length: int) -> None:
+    data = torch.randn(rows, length, dtype=dtype)
+    for weights in ({}, {"aweights": torch.rand(length)}, {"fweights": torch.randint(1, 5, (length,))}):
+        assert torch.equal(plain(tracer.track(data.clone(), True).cov(**weights)), data.cov(**weights))
+
+
+#: Weights of four observations that torch refuses.
+REFUSED_WEIGHTS = {
+    "two dimensions": {"fweights": torch.ones(4, 4, dtype=torch.long)},
+    "counts that are no integers": {"fweights": torch.ones(4)},
+    "too few counts": {"fweights": torch.tensor([1])},
+    "too few weights": {"aweights": torch.ones(1)},
+    "a negative count": {"fweights": torch.tensor([1, 2, 3, -1])},
+    "a negative weight": {"aweights": torch.tensor([1.0, 2.0, 3.0, -1.0])},
+}
+
+
+@pytest.mark.parametrize("weights", REFUSED_WEIGHTS)
+def test_covariance_refuses_the_weights_that_torch_refuses(weights: str, device: torch.device) -> None:
+    said = []
+    for data in (rand(3, 4)(device), tracer.track(rand(3, 4)(device), True)):
+        with pytest.raises(RuntimeError) as raised:
+            data.cov(**{name: w.to(device) for name, w in REFUSED_WEIGHTS[weights].items()})
+        said.append(str(raised.value))
+    assert said[1] == said[0]
+
+
+@pytest.mark.parametrize("dim", [None, 0, 1])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, COMPLEX])
+def test_deviation_and_mean_are_those_of_torch_to_the_bit(dtype: torch.dtype, dim: int | None) -> None:
+    data = torch.randn(50, 33, dtype=dtype)
+    ours = torch.std_mean(tracer.track(data.clone(), True), dim)
+    assert all(torch.equal(plain(a), b) for a, b in zip(ours, torch.std_mean(data, dim), strict=True))
