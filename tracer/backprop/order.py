@@ -12,7 +12,8 @@ def hooked_leaves_early(order: list[Node]) -> list[Node]:
     By serial number leaves come last of all. torch fills each as soon as its gradient is complete, and hooks rely on it: they step and
     drop the gradient, or send it to other processes while backward goes on.
     """
-    hooked = {n for n in order if isinstance(n, Leaf) and (n.extras is not None or n.adopted) and _has_hooks(n)}
+    ends = [node for node in order if not node.parents]  # a quick question first: most nodes are no leaves
+    hooked = {n for n in ends if isinstance(n, Leaf) and (n.extras is not None or n.adopted) and _has_hooks(n)}
     if not hooked:
         return order
     last: dict[Node, Node] = {}

@@ -160,10 +160,16 @@ class Sweep:
         recorded = self.create_graph
         #: Where only some nodes are visited: those of them where no gradient is asked for.
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
+        common = on_the_way is None and not recorded
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
-            if fast and type(node) is CallNode and node.extras is None and (on_the_way is None or node in on_the_way):
+            if (
+                fast
+                and type(node) is CallNode
+                and node.extras is None
+                and (common or on_the_way is None or node in on_the_way)
+            ):
                 # 1 gradient
                 grad = take(node, None)
                 if grad is None:
@@ -180,11 +186,13 @@ class Sweep:
                         node.saved, node.saved_versions = None, ()
                 elif saved is None:
                     saved_values(node)
-                if recorded:
-                    saved = reattach(node, saved)
-                parents = node.parents
+                parents, steps = node.parents, node.plan.steps
+                if not common:
+                    steps = self._steps(node)
+                    if recorded:
+                        saved = reattach(node, saved)
                 try:
-                    for step in node.plan.steps if on_the_way is None else self._steps(node):
+                    for step in steps:
                         # 3 rule
                         result = step.call(grad, saved, step.needs)
                         if step.joint:
