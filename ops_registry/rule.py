@@ -124,7 +124,9 @@ class CallPlan:
     #: Which of the rule's inputs want a gradient, a bit each.
     mask: int = 0
     #: What ``steps_for`` has made.
-    _narrowed: dict[tuple[bool, ...], tuple[Step, ...]] = field(default_factory=dict, compare=False, repr=False)
+    _narrowed: dict[tuple[bool, ...], tuple[Step, ...]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     def steps_for(self, wanted: tuple[bool, ...]) -> tuple[Step, ...]:
         """The steps that give the gradients of the ``wanted`` ones of the call's parents, a flag each."""

@@ -45,9 +45,11 @@ def var_mean(grad, input, input_shape, dim, correction, keepdim):
 
 
 @backward(aten.std_mean.correction)
-def std_mean(grad, input, input_shape, result, dim, correction, keepdim):
+def std_mean(grad, input, input_shape, dim, correction, keepdim):
     grad_std, grad_mean = grad
-    through_var = None if grad_std is None else std_to_var(grad_std, result[0])
+    through_var = None
+    if grad_std is not None:
+        through_var = std_to_var(grad_std, torch.std(input, dim, correction=correction, keepdim=keepdim))
     return var_mean((through_var, grad_mean), input, input_shape, dim, correction, keepdim)
 
 
@@ -193,7 +195,7 @@ def cov(input, correction, fweights, aweights):
         return samples if weights is None else samples * weights
 
     centred = rows - (weighted(rows).sum(1) / total).unsqueeze(1)
-    norm = total - correction
+    norm = total - correction if correction else total
     if aweights is not None and correction:
         norm = total - correction * (weights * aweights).sum() / total
     if norm <= 0:
