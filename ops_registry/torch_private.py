@@ -304,6 +304,9 @@ DYNAMO_ERRORS = "torch._dynamo.exc"
 DYNAMO_TYPES = "torch._dynamo.types"
 DYNAMO_SKIPPED = "torch._dynamo.trace_rules"
 
+#: What ``functorch.compile`` offers of torch's ahead-of-time autograd: (module, nothing, function).
+AOT_FUNCTION = (("torch._functorch.aot_autograd", "", "aot_function"),)
+
 #: What traces into ATen graphs, for ``make_fx`` and ``torch.export``.
 ProxyMode: Any = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
 

@@ -25,7 +25,10 @@ class Change:
 
 @dataclass(frozen=True)
 class LaterChange:
-    """The same for a class of a module that torch loads on demand: ``value`` takes the method that is there, and returns ours."""
+    """The same for a class of a module that torch loads on demand, or for the module itself (``owner`` is empty).
+
+    ``value`` takes the method that is there, and returns ours.
+    """
 
     module: str
     owner: str
@@ -35,7 +38,7 @@ class LaterChange:
 
     def make(self, module: ModuleType) -> None:
         """Make the change, if this release of torch has such a method."""
-        owner = getattr(module, self.owner, None)
+        owner: Any = getattr(module, self.owner, None) if self.owner else module
         there = vars(owner).get(self.name) if owner is not None else None
         if there is None:
             return

@@ -19,6 +19,7 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from ops_registry.torch_private import (
+    AOT_FUNCTION,
     DTENSOR_MODULE,
     FULLY_SHARD,
     FULLY_SHARDED_DATA_PARALLEL,
@@ -62,7 +63,7 @@ from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.importing import AfterImport
 from tracer.node import Node
 from tracer.recording import distributed
-from tracer.recording.compilers import taught, tracing_calls
+from tracer.recording.compilers import refusing_tracked_inputs, taught, tracing_calls
 from tracer.recording.control_flow import EAGER, running_eagerly
 from tracer.recording.conversions import (
     TYPED_CONSTRUCTORS,
@@ -414,6 +415,11 @@ LATER_CHANGES: tuple[LaterChange, ...] = tuple(
             MAKE_DTENSOR,
             distributed.refusing_to_distribute,
             "a DTensor made of a tracked tensor records nothing, and some calls on it fail inside torch",
+        ),
+        (
+            AOT_FUNCTION,
+            refusing_tracked_inputs,
+            "it traces torch's own autograd, and fails inside torch where it comes to a tracked tensor",
         ),
     )
     for place in places

@@ -126,3 +126,32 @@ def tracing_calls(dispatch: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return traced
+
+
+def refusing_tracked_inputs(make: Callable[..., Any]) -> Callable[..., Any]:
+    """``functorch.compile.aot_function``, which says what it cannot compile: a function of tracked tensors, arguments or closed over."""
+
+    @functools.wraps(make)
+    def made(function: Any, *args: Any, **kwargs: Any) -> Any:
+        compiled = make(function, *args, **kwargs)
+
+        def refusal() -> UnsupportedError:
+            return UnsupportedError(
+                "aot_function, or aot_module, came to a tracked tensor: it traces torch's own autograd, which has no part in it. Compile "
+                "the plain function or model, or run this one eagerly."
+            )
+
+        @functools.wraps(compiled)
+        def run(*inputs: Any, **keywords: Any) -> Any:
+            if any(type(leaf) is Tensor for leaf in tree_flatten((inputs, keywords))[0]):
+                raise refusal()
+            try:
+                return compiled(*inputs, **keywords)
+            except TypeError as error:
+                if "dispatch" in str(error) or "FunctionalTensor" in str(error):
+                    raise refusal() from error
+                raise
+
+        return run
+
+    return made

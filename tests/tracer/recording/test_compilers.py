@@ -154,3 +154,20 @@ def test_export_refuses_a_tracked_tensor_that_is_no_parameter() -> None:
 def test_a_symbolically_traced_tracked_model_trains() -> None:
     tracked, native = nn.track(Model()), Model()
     torch.testing.assert_close(gradients(tracked, torch.fx.symbolic_trace(tracked)), gradients(native, native))
+
+
+def test_ahead_of_time_autograd_is_refused_by_name() -> None:
+    from functorch.compile import aot_function, aot_module, nop
+
+    x = tracer.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    model = nn.track(torch.nn.Linear(3, 2))
+    for compiled, given in (
+        (aot_function(lambda t: t.sin() * t, fw_compiler=nop), x),
+        (aot_function(lambda t: t.sin() * x, fw_compiler=nop), torch.ones(3)),
+        (aot_module(model, fw_compiler=nop), torch.ones(2, 3)),
+    ):
+        with pytest.raises(tracer.UnsupportedError, match="aot_function"):
+            compiled(given)
+    plain = torch.ones(3, requires_grad=True)
+    aot_function(lambda t: t.sin() * t, fw_compiler=nop)(plain).sum().backward()
+    assert plain.grad is not None
