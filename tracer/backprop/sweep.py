@@ -276,28 +276,28 @@ class Sweep:
             return
         #: By position among the parents: what is to be passed on, held back while hooks look at it.
         grad_inputs: dict[int, Any] | None = {} if node.extras is not None and node.extras.post_hooks else None
-        if grad is None:
-            grad = None if node.outputs is None else (None,) * len(node.outputs)
-        elif isinstance(node, CallNode):
-            self._through_rule(node, grad, grad_inputs)
-        else:
-            self._through_opaque(node, grad, grad_inputs)
+        grad = self._gradients(node, grad, grad_inputs)
         if grad_inputs is not None:
             run_post_hooks(node, grad_inputs, grad)
             for position, result in grad_inputs.items():
                 self._deliver(node.parents[position], result)
+
+    def _gradients(self, node: CallNode | OpaqueNode, grad: Any, grad_inputs: dict[int, Any] | None) -> Any:
+        """Let the rule, or the node itself, give the gradients of the inputs. Returns what hooks are shown as that of the result."""
+        if grad is None:
+            return None if node.outputs is None else (None,) * len(node.outputs)
+        if isinstance(node, CallNode):
+            self._through_rule(node, grad, grad_inputs)
+        else:
+            self._through_opaque(node, grad, grad_inputs)
+        return grad
 
     def _through_with_care(self, node: CallNode | OpaqueNode, grad: Any) -> None:
         """Steps 2 to 5 in anomaly mode: nothing is passed on unseen."""
         grad_inputs: dict[int, Any] = {}
         outer, anomaly.visited.trace = anomaly.visited.trace, anomaly.trace_of(node)
         try:
-            if grad is None:
-                grad = None if node.outputs is None else (None,) * len(node.outputs)
-            elif isinstance(node, CallNode):
-                self._through_rule(node, grad, grad_inputs)
-            else:
-                self._through_opaque(node, grad, grad_inputs)
+            grad = self._gradients(node, grad, grad_inputs)
             if node.extras is not None and node.extras.post_hooks:
                 run_post_hooks(node, grad_inputs, grad)
             anomaly.check(node, grad_inputs)

@@ -147,12 +147,8 @@ def grad_and_value(
     title = "grad_and_value(f)(*args)"
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        listed, spec = tree_flatten(transform_parts._slice_argnums(args, argnums, as_tuple=False))
-        inputs = [fresh(x, title) for x in listed]
-        tape = Taped(inputs)
-        output, aux = _split_aux(
-            func(*_replaced(args, argnums, tree_unflatten(inputs, spec)), **kwargs), has_aux, title
-        )
+        tape, spec, returned = _taped(func, args, kwargs, argnums, title)
+        output, aux = _split_aux(returned, has_aux, title)
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
         if output.dim() != 0:
@@ -183,6 +179,15 @@ def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
 
+def _taped(
+    func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, title: str
+) -> tuple[Taped, Any, Any]:
+    """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
+    listed, spec = tree_flatten(_sliced(args, argnums))
+    tape = Taped([fresh(x, title) for x in listed])
+    return tape, spec, func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+
+
 def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
     listed, spec = tree_flatten(output)
     if not listed:
@@ -200,10 +205,8 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
     title = "vjp(f, *primals)"
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        listed, spec = tree_flatten(_sliced(primals, argnums))
-        inputs = [fresh(x, title) for x in listed]
-        tape = Taped(inputs)
-        output, aux = _split_aux(func(*_replaced(primals, argnums, tree_unflatten(inputs, spec))), has_aux, title)
+        tape, spec, returned = _taped(func, primals, {}, argnums, title)
+        output, aux = _split_aux(returned, has_aux, title)
         outputs, out_spec = _outputs(output, title)
         for o in outputs:
             if o.dtype not in DIFFERENTIABLE:
@@ -254,21 +257,19 @@ class Linear:
 
 def _linear(
     func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, has_aux: bool, title: str
-) -> tuple[Linear, Any, Any, Any, Any]:
-    """The linear map, the outputs with their structure, aux, and the primals' structure."""
+) -> tuple[Linear, Any, Any, Any]:
+    """The linear map, the outputs, their structure, and aux."""
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        listed, spec = tree_flatten(_sliced(primals, argnums))
-        inputs = [fresh(x, title) for x in listed]
-        tape = Taped(inputs)
-        output, aux = _split_aux(func(*_replaced(primals, argnums, tree_unflatten(inputs, spec))), has_aux, title)
+        tape, _, returned = _taped(func, primals, {}, argnums, title)
+        output, aux = _split_aux(returned, has_aux, title)
         outputs, out_spec = _outputs(output, title)
         recorded = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
         linear = Linear(tape, outputs, recorded)
     value = tree_unflatten(outputs, out_spec)
     if not recorded:
         value, aux = _detached((value, aux))
-    return linear, value, out_spec, aux, spec
+    return linear, value, out_spec, aux
 
 
 def jvp(
@@ -285,7 +286,7 @@ def jvp(
     if not isinstance(primals, tuple):
         raise TransformError(f"{title}: primals has to be a tuple, so that f(*primals) can be called")
     given = _checked_tangents(_sliced(primals, argnums), tangents, title)
-    linear, value, out_spec, aux, _ = _linear(func, primals, argnums, has_aux, title)
+    linear, value, out_spec, aux = _linear(func, primals, argnums, has_aux, title)
     if strict and any(any_node(o) is None for o in linear.outputs):
         raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
     pushed = tree_unflatten(linear.push(given, keep=False), out_spec)
@@ -314,7 +315,7 @@ def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Ten
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """The outputs of ``func`` and its derivative at ``primals`` as a function of tangents: ``torch.func.linearize``."""
     title = "linearize(f, *primals)"
-    linear, value, out_spec, _, _ = _linear(func, primals, None, False, title)
+    linear, value, out_spec, _ = _linear(func, primals, None, False, title)
 
     def jvp_fn(*tangents: Any) -> Any:
         given = _checked_tangents(primals, tangents, title)
@@ -329,9 +330,7 @@ class Gradient:
     def __init__(self, func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, title: str) -> None:
         self.recording = torch.is_grad_enabled()
         with torch.enable_grad():
-            listed, self.spec = tree_flatten(_sliced(primals, argnums))
-            self.tape = Taped([fresh(x, title) for x in listed])
-            self.output = func(*_replaced(primals, argnums, tree_unflatten(self.tape.inputs, self.spec)))
+            self.tape, self.spec, self.output = _taped(func, primals, {}, argnums, title)
             self.is_scalar = isinstance(self.output, torch.Tensor) and self.output.dim() == 0
             if self.is_scalar:
                 self.beyond = self.recording and self.tape.reaches_beyond([self.output])

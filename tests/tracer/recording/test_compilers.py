@@ -9,22 +9,13 @@ from typing import Any
 import pytest
 import torch
 from support.leaves import leaf32
+from support.models import Model
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import nn
 import tracer
 
 X = torch.linspace(-1, 1, 6).reshape(2, 3)
-
-
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(3, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).tanh()
 
 
 def square(x: torch.Tensor) -> torch.Tensor:

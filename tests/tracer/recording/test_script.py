@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from support.leaves import leaf32
+from support.models import Model
 
 import nn
 import tracer
@@ -22,16 +23,6 @@ def scripted(x: torch.Tensor, scale: float) -> torch.Tensor:
 class Scripted(torch.nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return x.sin()
-
-
-class Model(torch.nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = torch.nn.Linear(3, 4)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.linear(x).tanh()
 
 
 class Nested(Model):
