@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 import torch
 
 import tracer
+from ops_registry.sites import name_modules
 from tracer.errors import UnsupportedError
 from tracer.recording.distributed import refuse_wrapped
 from tracer.tracked_tensor import mark_as_parameter, track_in_place
@@ -43,6 +44,7 @@ def track(module: M) -> M:
         check(parameter)
     for parameter in parameters:
         track_parameter(parameter)
+    name_modules(module)
     return module
 
 

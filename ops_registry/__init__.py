@@ -8,10 +8,14 @@ from ops_registry.errors import (
     RuleCheckError,
     RuleError,
     RuleResultError,
+    SiteError,
+    UnmatchedScopeError,
     UnsupportedCallError,
+    UnusedRuleError,
 )
 from ops_registry.registry import RuleInfo, backward, decomposition, list_rules, lookup, overloaded
 from ops_registry.scopes import use
+from ops_registry.sites import Site
 
 __all__ = [
     "DuplicateRuleError",
@@ -20,7 +24,11 @@ __all__ = [
     "RuleError",
     "RuleInfo",
     "RuleResultError",
+    "Site",
+    "SiteError",
+    "UnmatchedScopeError",
     "UnsupportedCallError",
+    "UnusedRuleError",
     "backward",
     "decomposition",
     "list_rules",

@@ -21,6 +21,7 @@ class Kind(Enum):
     RULE = "rule"
     IN_PLACE = "in place"
     DECOMPOSITION = "decomposition"
+    COMPOSED = "composed"
     NO_GRADIENT = "no gradient"
 
     # Looked up in a dictionary at every call: Enum's own hash is a Python function.
@@ -31,6 +32,8 @@ class Spelling:
     """One torch function, the rule that it falls under, and how its arguments map onto the rule's names."""
 
     __slots__ = (
+        "by_overload",
+        "choose",
         "default_tails",
         "defaults",
         "fast",
@@ -39,7 +42,6 @@ class Spelling:
         "inplace",
         "kind",
         "order",
-        "pick_overload",
         "positional",
         "rule",
         "varargs",
@@ -58,7 +60,10 @@ class Spelling:
         #: Names of the spelling's own positional arguments, where they differ in order from the rule's.
         self.order = order
         self.varargs = varargs
-        self.pick_overload: Callable[[tuple[Any, ...], dict[str, Any]], Spelling] | None = None
+        #: Gives the spelling in whose place this one stands for a call: by overload, or by where the call is made. None: it has no rule.
+        self.choose: Callable[[tuple[Any, ...], dict[str, Any]], Spelling | None] | None = None
+        #: Several overloads share it, with a rule each.
+        self.by_overload = False
         signature = rule.signature
         self.defaults = signature.defaults
         if "reduction" in self.defaults and not isinstance(func, torch._ops.OpOverload | torch._ops.OpOverloadPacket):
@@ -73,7 +78,9 @@ class Spelling:
         if order == signature.names[: len(order)]:
             defaults = tuple(self.defaults.get(n) for n in signature.names)
             self.default_tails = tuple(defaults[n:] for n in range(min(self.positional, len(defaults)) + 1))
-        if rule.decomposition is not None:
+        if rule.composed is not None:
+            self.kind = Kind.COMPOSED
+        elif rule.decomposition is not None:
             self.kind = Kind.DECOMPOSITION
         elif rule.no_gradient:
             self.kind = Kind.NO_GRADIENT
@@ -81,6 +88,17 @@ class Spelling:
             self.kind = Kind.IN_PLACE if inplace else Kind.RULE
         #: Whether a call by position may take the fast lane of interception: nothing special about the rule.
         self.fast = self.kind is Kind.RULE and rule.forward is None
+
+    def under(self, rule: Rule) -> Spelling:
+        """The same function under another rule of its op."""
+        return Spelling(self.func, rule, self.inplace, self.order, self.varargs)
+
+    def choosing(self, pick: Callable[[tuple[Any, ...], dict[str, Any]], Spelling | None]) -> Spelling:
+        """The same function, whose rule depends on the call."""
+        spelled = self.under(self.rule)
+        spelled.choose = pick
+        spelled.fast = False
+        return spelled
 
     def bind(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
         """The call's arguments in the order of the rule's signature, defaults filled in.

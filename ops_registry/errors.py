@@ -19,6 +19,18 @@ class DuplicateRuleError(RuleError):
     """A second rule for the same input of the same op, without ``replace=True``."""
 
 
+class UnusedRuleError(RuleError):
+    """A ``use`` block has ended, and a rule that it put in force was never applied."""
+
+
+class UnmatchedScopeError(UnusedRuleError):
+    """Calls of the op were made, but none where ``where=`` says: no module or line matches it."""
+
+
+class SiteError(RuleError):
+    """A rule asks for ``site``, and no graph is open that knows where calls are made."""
+
+
 class RuleResultError(GlassgradError):
     """What a rule returned is not a gradient of its input: wrong number, shape, dtype or device."""
 

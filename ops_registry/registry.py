@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from dataclasses import replace as copy_with
@@ -13,9 +14,11 @@ import torch
 
 from ops_registry.binding import Spelling, own_order
 from ops_registry.errors import DuplicateRuleError, RuleError
-from ops_registry.rule import Rule, make_formula
+from ops_registry.formula import Formula, make_formula
+from ops_registry.rule import Rule
 from ops_registry.signatures import base_name, is_custom, signature_of
 from ops_registry.spellings import canonical, spellings
+from ops_registry.torch_private import C_NAMESPACES
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -24,6 +27,24 @@ F = TypeVar("F", bound=Callable[..., Any])
 TABLE: dict[Callable[..., Any], Spelling] = {}
 RULES: dict[str, Rule] = {}
 lock = threading.RLock()
+
+
+class _Changes:
+    """How often the table has changed, and who has to hear of it."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        #: The tables inside ``use`` blocks, which remember what they have looked up.
+        self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def note(self) -> None:
+        """The table has changed."""
+        self.version += 1
+        for layer in list(self.layers):
+            layer.clear()
+
+
+changes = _Changes()
 
 
 class _Active(threading.local):
@@ -54,6 +75,7 @@ def file_rule(func: Callable[..., Any], rule: Rule) -> None:
         order = own_order(spelled, rule.signature)
         if order is not None:
             TABLE[spelled] = Spelling(spelled, written if inplace else rule, inplace, *order)
+    changes.note()
 
 
 def extend(
@@ -65,6 +87,8 @@ def extend(
 ) -> Rule:
     """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them."""
     formula = make_formula(function, wrt, rule.signature, rule.name, cast_to_grad)
+    if formula.wraps:
+        formula = copy_with(formula, inner=_inner(rule, formula))
     others = []
     casts = list(cast_to_grad)
     for existing in rule.formulas:
@@ -84,11 +108,23 @@ def extend(
     formula = copy_with(formula, cast_to_grad=tuple(n for n in formula.saves if n in casts))
     written = None if replacing or rule.no_gradient else rule.in_place_rule
     extended = copy_with(
-        rule, formulas=(*others, formula), no_gradient=False, decomposition=None, in_place_rule=written, plans={}
+        rule, formulas=(*others, formula), no_gradient=False, decomposition=None, in_place_rule=written
     )
     for parameter in formula.saves:
         extended.expression(parameter)
     return extended
+
+
+def _inner(rule: Rule, formula: Formula) -> tuple[Formula, ...]:
+    """The formulas that ``default`` means. Raises ``RuleError`` where an input has none."""
+    inner = tuple(f for f in rule.formulas if set(f.covers) & set(formula.wrt))
+    missing = set(formula.wrt).difference(*(f.covers for f in inner))
+    if missing and not rule.no_gradient:
+        raise RuleError(
+            f"the rule for {rule.name} written at {formula.location} asks for 'default', and {rule.name} has no rule for "
+            f"{', '.join(sorted(missing))} that it could stand in the place of. Return the gradient itself."
+        )
+    return inner
 
 
 def backward(
@@ -138,7 +174,7 @@ def backward(
                 rule = _rule_to_extend(func, forward, constant_results)
                 covered = rule.signature.names[0] if wrt is None else wrt
                 extended = extend(rule, function, covered, replace or in_place, casts)
-                file_rule(func, copy_with(rule, in_place_rule=extended, plans={}) if in_place else extended)
+                file_rule(func, copy_with(rule, in_place_rule=extended) if in_place else extended)
         return function
 
     return register
@@ -153,9 +189,9 @@ def _rule_to_extend(
     name = op_name(func)
     rule = RULES.get(name) or Rule(name, signature_of(func))
     if forward is not None:
-        rule = copy_with(rule, forward=forward, plans={})
+        rule = copy_with(rule, forward=forward)
     if constant_results:
-        rule = copy_with(rule, constant_results=constant_results, plans={})
+        rule = copy_with(rule, constant_results=constant_results)
     if not rule.signature.names:
         raise RuleError(f"{name} takes no arguments: there is nothing to differentiate")
     return rule
@@ -193,26 +229,30 @@ def overloaded(func: Callable[..., Any], *, alone: bool = False) -> Callable[[F]
                 if isinstance(function, torch._ops.OpOverload) and function in TABLE:
                     continue
                 spelled = Spelling(function, rule, inplace, rule.signature.names, False)
-                spelled.pick_overload = _bind_choose(choice, spelled)
-                spelled.fast = False
-                TABLE[function] = spelled
+                TABLE[function] = spelled.choosing(_choose_overload(choice, spelled))
+                TABLE[function].by_overload = True
+            changes.note()
         return choice
 
     return register
 
 
-def _bind_choose(
+def _choose_overload(
     choice: Callable[..., Any], spelled: Spelling
-) -> Callable[[tuple[Any, ...], dict[str, Any]], Spelling]:
-    made: dict[Rule | int, Spelling] = {}
-
-    def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling:
-        rule = active.table[choice(*args, **kwargs)].rule
-        found = made.get(id(rule))
-        if found is None:
-            order, varargs = own_order(spelled.func, rule.signature) or (rule.signature.names, False)
-            found = made[id(rule)] = Spelling(spelled.func, rule, spelled.inplace, order, varargs)
-        return found
+) -> Callable[[tuple[Any, ...], dict[str, Any]], Spelling | None]:
+    def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling | None:
+        chosen = active.table[choice(*args, **kwargs)]
+        if chosen.choose is not None:  # by where the call is made
+            found = chosen.choose(args, kwargs)
+            if found is None:
+                return None
+            chosen = found
+        made = chosen.rule.spelled.get(spelled.func)
+        if made is None:
+            order, varargs = own_order(spelled.func, chosen.rule.signature) or (spelled.rule.signature.names, False)
+            made = Spelling(spelled.func, chosen.rule, spelled.inplace, order, varargs)
+            chosen.rule.spelled[spelled.func] = made
+        return made
 
     return choose
 
@@ -231,7 +271,8 @@ def find(func: Callable[..., Any]) -> Spelling | None:
         pass
     # A Python-level function (F.relu) that hands over to the op of the same name is one more way to spell it.
     if isinstance(func, types.FunctionType) and (func.__module__ or "").startswith("torch"):
-        for candidate in (getattr(torch, func.__name__, None), getattr(torch.Tensor, func.__name__, None)):
+        name = func.__name__.lstrip("_")  # F.threshold calls itself _threshold
+        for candidate in (getattr(owner, name, None) for owner in (torch, torch.Tensor, *C_NAMESPACES)):
             if candidate is not None and candidate is not func:
                 try:
                     return active.table[candidate]

@@ -6,32 +6,33 @@ to save) and when backward reaches it (``CallPlan.steps`` says which formula giv
 
 from __future__ import annotations
 
-import inspect
-from collections import namedtuple
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import partial
 from typing import Any
 
 import torch
 
 from ops_registry.errors import RuleError
+from ops_registry.formula import Formula, compile_call, make_needs
 from ops_registry.signatures import Signature
+from ops_registry.sites import site_for_rule
 from ops_registry.torch_private import has_autocast_kernel
+
+#: The parameter that stands for where the call was made.
+SITE = "site"
+#: The by-product of a composed call: what its body recorded.
+BODY = "body"
 
 #: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
-
-#: Parameters that backward itself supplies.
-SUPPLIED = ("grad", "needs")
 
 #: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
 FROM_RESULT = -1
 
-#: Devices whose autocast lists are asked about, and the dtypes of what autocast casts.
+#: Devices whose autocast lists are asked about.
 AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
-_CAST_BY_AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 
 def _meta(value: Any, name: str) -> Any:
@@ -42,49 +43,6 @@ def _meta(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return [_meta(v, name) for v in value]
     return torch.Size(()) if name == "shape" else None
-
-
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """One function that gives the gradient of one input, or of several inputs at once (``joint``)."""
-
-    function: Callable[..., Any]
-    wrt: tuple[str, ...]
-    joint: bool
-    parameters: tuple[str, ...]
-    #: Parameters that are brought to the dtype of ``grad`` before the formula sees them: the op ran in that dtype.
-    cast_to_grad: tuple[str, ...] = ()
-    #: Inputs of a joint formula that another formula gives the gradient of since. ``needs`` says False for them.
-    replaced: frozenset[str] = frozenset()
-
-    @property
-    def covers(self) -> tuple[str, ...]:
-        """The inputs whose gradient is taken from this formula."""
-        return tuple(n for n in self.wrt if n not in self.replaced) if self.replaced else self.wrt
-
-    @property
-    def location(self) -> str:
-        """``file:line`` where the formula is written, or declared (``ops_registry.declare``)."""
-        function = inspect.unwrap(self.function)
-        code = function.__code__
-        declared_at: str | None = getattr(function, "declared_at", None)
-        return declared_at or f"{code.co_filename}:{code.co_firstlineno}"
-
-    @property
-    def saves(self) -> tuple[str, ...]:
-        """The parameters that have to be saved from the forward call."""
-        return tuple(p for p in self.parameters if p not in SUPPLIED)
-
-
-@cache
-def _needs_type(wrt: tuple[str, ...]) -> Any:
-    return namedtuple("needs", wrt, rename=True)  # a name that no attribute can have is asked for by position
-
-
-def make_needs(wrt: tuple[str, ...], flags: Iterable[bool]) -> tuple[bool, ...]:
-    """``needs`` of a formula: which of its inputs want a gradient, by position and by name (``needs.weight``)."""
-    made: tuple[bool, ...] = _needs_type(wrt)(*flags)
-    return made
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +86,12 @@ class CallPlan:
         default_factory=dict, init=False, compare=False, repr=False
     )
 
+    def formulas(self) -> Iterator[Formula]:
+        """Every formula that gradients of this call may come from, those that ``default`` stands for included."""
+        for step in self.steps:
+            wanted = [n for n, position in zip(step.formula.wrt, step.parents, strict=True) if position is not None]
+            yield from step.formula.with_inner(wanted)
+
     def steps_for(self, wanted: tuple[bool, ...]) -> tuple[Step, ...]:
         """The steps that give the gradients of the ``wanted`` ones of the call's parents, a flag each."""
         steps = self._narrowed.get(wanted)
@@ -152,6 +116,8 @@ class Rule:
     declared_at: str = ""
     #: Set for ops that are defined by other ops: runs them with interception on.
     decomposition: Callable[..., Any] | None = None
+    #: Set where a function that torch composes has a rule of its own inside ``use``: the rules under which its body runs.
+    composed: Mapping[Any, Any] | None = field(default=None, repr=False)
     #: The rule of the in-place spellings, where they have formulas of their own.
     in_place_rule: Rule | None = None
     #: Differentiable inputs as (position in the signature, name), in the signature's order.
@@ -162,8 +128,12 @@ class Rule:
     constant_results: tuple[int, ...] = ()
     #: As in the signature.
     may_alias: bool = True
+    #: Plans in use, by mask: a replaced rule that has one was applied.
+    plans: dict[int, CallPlan] = field(default_factory=dict, init=False, repr=False)
     #: Plans made so far, by mask.
-    plans: dict[int, CallPlan] = field(default_factory=dict, repr=False)
+    made: dict[int, CallPlan] = field(default_factory=dict, init=False, repr=False)
+    #: Its spellings among the functions that several overloads share.
+    spelled: dict[Callable[..., Any], Any] = field(default_factory=dict, init=False, repr=False)
     #: Arguments that can be a tensor and that no formula covers: a gradient wanted there would be lost.
     uncovered: tuple[tuple[int, str], ...] = ()
     #: Those of them that can be given by position.
@@ -198,7 +168,8 @@ class Rule:
         try:
             return self.plans[mask]
         except KeyError:
-            plan = self.plans[mask] = self._build(mask)
+            plan = self.made.get(mask) or self._build(mask)
+            self.made[mask] = self.plans[mask] = plan
             return plan
 
     def _build(self, mask: int) -> CallPlan:
@@ -207,16 +178,16 @@ class Rule:
             if mask >> bit & 1:
                 parent_of[name] = len(parent_of)
         active = [f for f in self.formulas if any(n in parent_of for n in f.covers)]
-        saved_names = tuple(dict.fromkeys(k for f in active for k in f.saves))
+        saved_names = tuple(dict.fromkeys(k for f in active for k in f.saves_for(parent_of)))
         steps = []
         for formula in active:
             parents = tuple(None if n in formula.replaced else parent_of.get(n) for n in formula.wrt)
             needs = make_needs(formula.wrt, (p is not None for p in parents))
-            call = _compile_call(formula, saved_names, self._autocast_arguments())
+            call = compile_call(formula, self.name, saved_names, self._autocast_arguments(), parent_of)
             steps.append(Step(formula, call, parents, needs, parents[0] or 0, formula.joint))
         sources = tuple(self._source(n, parent_of) for n in saved_names)
         tensor_positions = tuple(
-            i for i, n in enumerate(saved_names) if n not in self.signature.plain and not self._is_meta(n)
+            i for i, n in enumerate(saved_names) if n not in self.signature.plain and n != SITE and not self._is_meta(n)
         )
         gather = self._compile_gather(saved_names) if saved_names else None
         return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions, mask)
@@ -243,7 +214,7 @@ class Rule:
         for name in names:
             parts.append(self.expression(name))
         source = f"lambda bound, result, extra: ({', '.join(parts)},)"
-        return eval(source, {"_meta": _meta})
+        return eval(source, {"_meta": _meta, "_site": partial(site_for_rule, self.name)})
 
     def expression(self, name: str) -> str:
         """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.
@@ -251,6 +222,8 @@ class Rule:
         Raises ``RuleError`` when the op has nothing of that name.
         """
         names, outputs = self.signature.names, self.signature.outputs
+        if name == SITE:
+            return "_site()"
         if name in names:
             return f"bound[{names.index(name)}]"
         if name in outputs:  # before the whole result: linalg.solve_ex calls one of its outputs so
@@ -260,73 +233,10 @@ class Rule:
         base, _, suffix = name.rpartition("_")
         if suffix in META and (base in names or base == "result" or base in outputs):
             return f"_meta({self.expression(base)}, {suffix!r})"
-        if self.forward is not None:
+        if self.forward is not None or (self.composed is not None and name == BODY):
             return f"extra[{name!r}]"
         raise RuleError(
             f"the rule for {self.name} asks for '{name}', which {self.name}({', '.join(names)}) does not have. A rule may name "
-            f"grad, needs, result, {'the results ' + ', '.join(outputs) + ', ' if outputs else ''}the op's arguments, or an "
+            f"grad, needs, default, site, result, {'the results ' + ', '.join(outputs) + ', ' if outputs else ''}the op's arguments, or an "
             f"argument followed by {', '.join('_' + m for m in META)}; a by-product of the forward needs forward=."
         )
-
-
-def _compile_call(
-    formula: Formula, saved_names: tuple[str, ...], autocast_arguments: tuple[str, ...]
-) -> Callable[..., Any]:
-    parts = []
-    for parameter in formula.parameters:
-        part = parameter if parameter in SUPPLIED else f"saved[{saved_names.index(parameter)}]"
-        if parameter in formula.cast_to_grad:
-            part = f"in_dtype_of({part}, grad)"
-        elif parameter in autocast_arguments:
-            part = f"as_autocast_cast({part}, grad)"
-        parts.append(part)
-    names = {"function": formula.function, "in_dtype_of": in_dtype_of, "as_autocast_cast": as_autocast_cast}
-    return eval(f"lambda grad, saved, needs: function({', '.join(parts)})", names)
-
-
-def in_dtype_of(value: Any, grad: torch.Tensor) -> Any:
-    """A saved tensor in the dtype of ``grad``: what autocast or promotion did to the argument on its way into the op."""
-    if not isinstance(value, torch.Tensor) or value.dtype == grad.dtype:
-        return value
-    return value.to(grad.dtype)
-
-
-def as_autocast_cast(value: Any, grad: Any) -> Any:
-    """A saved argument of an op on torch's autocast lists, as the op got it: its results have the dtype in which it ran."""
-    if not isinstance(value, torch.Tensor) or value.dtype not in _CAST_BY_AUTOCAST:
-        return value
-    if not isinstance(grad, torch.Tensor):
-        grad = next(part for part in grad if part is not None)
-    dtype = grad.dtype.to_real()
-    return value if value.dtype == dtype else value.to(dtype)
-
-
-def make_formula(
-    function: Callable[..., Any],
-    wrt: str | tuple[str, ...],
-    signature: Signature,
-    name: str,
-    cast_to_grad: tuple[str, ...] = (),
-) -> Formula:
-    """Check that ``function`` can be a formula of the op and say what it covers."""
-    joint = not isinstance(wrt, str)
-    inputs = (wrt,) if isinstance(wrt, str) else tuple(wrt)
-    for covered in inputs:
-        if covered not in signature.names:
-            raise RuleError(f"{name}({', '.join(signature.names)}) has no input '{covered}' for a rule to cover")
-    try:
-        parameters = tuple(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError) as error:
-        raise RuleError(f"the rule for {name} is not a Python function: {function!r}") from error
-    for parameter in parameters:
-        if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD, parameter.KEYWORD_ONLY):
-            raise RuleError(
-                f"the rule for {name} takes '{parameter}': what a rule saves is read from its parameter names, so each needs one"
-            )
-    names = tuple(p.name for p in parameters)
-    if "grad" not in names:
-        raise RuleError(f"the rule for {name} does not take 'grad': it would not depend on what comes from above")
-    for cast in cast_to_grad:
-        if cast not in names:
-            raise RuleError(f"the rule for {name} casts '{cast}' to the dtype of grad, and has no such parameter")
-    return Formula(function, inputs, joint, names, cast_to_grad)

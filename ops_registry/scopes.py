@@ -2,77 +2,271 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Literal
+
+import torch
 
 from ops_registry.binding import Spelling, own_order
-from ops_registry.registry import active, extend, find, op_name
-from ops_registry.rule import Rule
+from ops_registry.composed import as_composed, is_composed
+from ops_registry.errors import DuplicateRuleError, RuleError
+from ops_registry.matching import Scope, Where, bound_arguments
+from ops_registry.registry import RULES, active, changes, extend, find, op_name
+from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
 from ops_registry.spellings import spellings
+from ops_registry.unused import explain_unused
 
 ReplacementRule = Callable[..., Any] | Mapping[str, Callable[..., Any]]
+Replacements = Mapping[Any, ReplacementRule]
+
+Table = Mapping[Callable[..., Any], Spelling]
+
+
+class use:  # used as a statement, as torch.no_grad is
+    """Replace rules for the calls made inside the block by this thread, for every spelling of each op.
+
+    ``rules`` maps a torch function, or a tuple of them, to a rule written as for ``backward``. Where the op's rule covers one input, it
+    returns that gradient; where it covers several, a tuple of them in the order of the op's arguments. To replace the formula of some
+    inputs only, map to a dict from input name to function. Calls recorded inside keep their rule when backward runs later, outside.
+
+    A rule may name ``default``: ``default(grad)`` is what it stands in the place of, the op's own rule or that of a ``use`` block around
+    this one, for the same inputs, projected onto them. It may name ``site``, inside ``with tracer.Graph()``: where the call was made
+    (``site.op``, ``site.module``, ``site.line``).
+
+    ``where`` says for which calls: those inside a module of the tracked model, by path or glob (``"layer4"``, ``"layer4.*"``,
+    ``"*.attn"``), those on a line (``"model.py:12"``), or those for which ``where(site)`` is true; ``site.args`` are the call's arguments
+    there. Elsewhere the rule outside holds; of two nested blocks the inner one wins.
+
+    A function that torch composes of others (``F.normalize``, ``F.multi_head_attention_forward``) may be replaced as a whole: a plain
+    function gives the gradient of its first argument, a dict that of others; what is not covered, and ``default``, come from its body.
+
+    ``expect``: at its end the block raises ``UnusedRuleError`` where none of its rules was applied (``"any"``), where one of them was not
+    (``"all"``), or never (None). ``UnmatchedScopeError`` is the one for a ``where`` that no call was in.
+
+    It may be made once and entered often, by several threads. Raises ``RuleError`` for a function without arguments to differentiate and
+    for a rule that asks for what the op lacks, ``DuplicateRuleError`` for two spellings of one op.
+    """
+
+    def __init__(
+        self, rules: Replacements, *, where: Where | None = None, expect: Literal["any", "all"] | None = "any"
+    ) -> None:
+        if expect not in ("any", "all", None):
+            raise RuleError(f"use(expect={expect!r}): it is 'any', 'all' or None")
+        self._expect = expect
+        self._scope = None if where is None else Scope(where)
+        self._replacements = _by_op(rules)
+        self._applied: set[str] = set()
+        self._threads = _Entered()
+        outer = active.table
+        layer = self._threads.layers[id(outer)] = _Layer(outer, self._replacements, self._scope)
+        for replacement in self._replacements.values():
+            layer.check(replacement)
+
+    def __enter__(self) -> use:
+        outer, layers = active.table, self._threads.layers
+        layer = layers.get(id(outer))
+        if layer is None or layer.version != changes.version:
+            if len(layers) >= _KEPT_LAYERS:
+                layers.clear()
+            layer = layers[id(outer)] = _Layer(outer, self._replacements, self._scope)
+        self._applied |= layer.begin()
+        self._threads.stack.append(layer)
+        active.table = layer
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        layer = self._threads.stack.pop()
+        active.table = layer.outer
+        applied = layer.end()
+        self._applied |= applied
+        unused = [name for name in self._replacements if name not in applied]
+        if kind is None and unused and (self._expect == "all" or (self._expect == "any" and not applied)):
+            raise explain_unused(unused, layer.ops_met(), self._scope)
+
+    def unused(self) -> list[str]:
+        """The ops whose rule no recorded call has taken so far."""
+        applied = self._applied.union(*(layer.applied() for layer in self._threads.stack))
+        return [name for name in self._replacements if name not in applied]
+
+
+#: Layers that one ``use`` keeps for the tables around it: a block in a loop finds the same table again.
+_KEPT_LAYERS = 8
+
+
+class _Entered(threading.local):
+    """What one thread has of a ``use``: its layers, by the id of the table outside, and those that it is in."""
+
+    def __init__(self) -> None:
+        self.layers: dict[int, _Layer] = {}
+        self.stack: list[_Layer] = []
+
+
+class _Replacement:
+    """One op, and the rule that takes the place of its own."""
+
+    def __init__(self, func: Callable[..., Any], rule: ReplacementRule) -> None:
+        spelling = find(func)
+        self.func = func
+        self.name = op_name(func) if spelling is None else spelling.rule.name
+        self.formulas = rule
+        self.functions = {id(f) for f in (rule.values() if isinstance(rule, Mapping) else (rule,))}
+        #: What stands for the rule of an op that has none.
+        self.base = Rule(self.name, signature_of(func)) if spelling is None else spelling.rule
+        #: Every spelling of an op that has no rule outside, with whether it writes in place.
+        self.forms = spellings(func) if spelling is None else {}
+
+    def covers(self, name: str) -> bool:
+        """Whether the op filed as ``name`` is meant: itself, or one of its overloads where it has rules by overload (``torch.max``)."""
+        by_overload = not isinstance(self.func, torch._ops.OpOverload) and name.startswith(f"{self.name}.")
+        return name == self.name or by_overload
+
+    def in_place_of(self, rule: Rule, outer: Table) -> Rule:
+        """``rule`` with the formulas replaced. Raises ``RuleError`` where what they ask for is not there."""
+        if is_composed(rule, self.func):
+            rule = as_composed(rule, outer)
+            covered: str | tuple[str, ...] = rule.signature.names[0]
+        else:
+            inputs = tuple(name for _, name in rule.inputs) or rule.signature.names[:1]
+            covered = inputs[0] if len(inputs) == 1 else inputs
+        formulas = self.formulas if isinstance(self.formulas, Mapping) else {covered: self.formulas}
+        for names, function in formulas.items():
+            rule = extend(rule, function, names, replacing=True)
+        return rule
+
+
+def _by_op(rules: Replacements) -> dict[str, _Replacement]:
+    """The replacements by the name of the op. Raises ``DuplicateRuleError`` where two functions mean one op."""
+    found: dict[str, _Replacement] = {}
+    for funcs, rule in rules.items():
+        for func in funcs if isinstance(funcs, tuple) else (funcs,):
+            new = _Replacement(func, rule)
+            for other in found.values():
+                if other.covers(new.name) or new.covers(other.name):
+                    raise DuplicateRuleError(
+                        f"use() was given two rules for {new.name}: {other.func!r} and {func!r} are spellings of one op"
+                    )
+            found[new.name] = new
+    return found
 
 
 class _Layer(dict[Callable[..., Any], Spelling]):
-    """Rules in force inside a ``use`` block, over those outside it."""
+    """The table inside a ``use`` block: each spelling is looked up outside when it is first met, and replaced where a rule is for it.
 
-    def __init__(self, outer: Mapping[Callable[..., Any], Spelling]) -> None:
+    What stands in it are thus the functions that were called in the block.
+    """
+
+    def __init__(self, outer: Table, replacements: Mapping[str, _Replacement], scope: Scope | None) -> None:
         super().__init__()
         self.outer = outer
+        self.version = changes.version
+        self._replacements = replacements
+        self._scope = scope
+        self._new = {form: (r, inplace) for r in replacements.values() for form, inplace in r.forms.items()}
+        #: The rules made, by the id of the rule outside (which is held, so that no id comes twice), with the name of their replacement.
+        self._made: dict[int, tuple[str, Rule, Rule]] = {}
+        #: Plans of blocks inside this one, by id: a rule of this block may be what theirs leave in place, or call ``default``.
+        self._inner_plans: dict[int, CallPlan] = {}
+        changes.layers.add(self)
+
+    # Tables are told apart by identity.
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
 
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
-        return self.outer[key]
-
-
-@contextmanager
-def use(replacements: Mapping[Callable[..., Any], ReplacementRule]) -> Iterator[None]:
-    """Replace rules for the calls made inside the block by this thread, for every spelling of each op.
-
-    A replacement is a function written as for ``backward``. Where the op's rule covers one input, it returns that gradient;
-    where it covers several, it returns a tuple of them in the order of the op's arguments. To replace the formula of some inputs
-    only, pass a mapping from input name to function. Calls recorded inside keep their rule when backward runs later, outside.
-
-    Raises ``RuleError`` for a function without arguments to differentiate or a replacement that asks for what the op lacks.
-    """
-    outer = active.table
-    layer = _Layer(outer)
-    for func, replacement in replacements.items():
-        spelling = find(func)
-        rule = Rule(op_name(func), signature_of(func)) if spelling is None else spelling.rule
-        new = _replaced(rule, replacement)
-        if spelling is None:
-            forms = spellings(func)
+        if key in self._new:
+            replacement, inplace = self._new[key]
+            order = own_order(key, replacement.base.signature)
+            if order is None:
+                raise KeyError(key)
+            found = self._replaced(Spelling(key, replacement.base, inplace, *order), replacement, has_rule=False)
         else:
-            forms = {key: spelled.inplace for key, spelled in _items(outer) if spelled.rule.name == rule.name}
-        for key, inplace in forms.items():
-            order = own_order(key, rule.signature)
-            if order is not None:
-                layer[key] = Spelling(key, new, inplace, *order)
-    active.table = layer
-    try:
-        yield
-    finally:
-        active.table = outer
+            outside = self.outer[key]
+            name = outside.rule.name
+            known = self._replacements.get(name) or next(
+                (r for r in self._replacements.values() if r.covers(name)), None
+            )
+            # A spelling that several overloads share sends the call on to one of them, which is replaced.
+            found = outside if known is None or outside.by_overload else self._replaced(outside, known, has_rule=True)
+        self[key] = found
+        return found
 
+    def _replaced(self, outside: Spelling, replacement: _Replacement, *, has_rule: bool) -> Spelling:
+        """The spelling in the block; where it depends on the call, one that chooses: None for a call that has no rule."""
+        scope, choose_outside = self._scope, outside.choose
+        if scope is None and choose_outside is None:
+            return outside.under(self.rule_for(outside.rule, replacement))
+        made: dict[int, Spelling] = {}
 
-def _items(table: Mapping[Callable[..., Any], Spelling]) -> Iterator[tuple[Callable[..., Any], Spelling]]:
-    seen = set()
-    while True:
-        for key, spelling in table.items():
-            if key not in seen:
-                seen.add(key)
-                yield key, spelling
-        if not isinstance(table, _Layer):
+        def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling | None:
+            chosen = outside if choose_outside is None else choose_outside(args, kwargs)
+            spelling = chosen or outside
+            if scope is not None and not scope.holds(
+                replacement.name, lambda: bound_arguments(spelling.bind, args, kwargs)
+            ):
+                return chosen if has_rule else None
+            inside = made.get(id(spelling.rule))
+            if inside is None:
+                inside = made[id(spelling.rule)] = spelling.under(self.rule_for(spelling.rule, replacement))
+            return inside
+
+        return outside.choosing(choose)
+
+    def rule_for(self, outside: Rule, replacement: _Replacement) -> Rule:
+        """The rule that takes the place of ``outside``, made once."""
+        found = self._made.get(id(outside))
+        if found is None:
+            new = replacement.in_place_of(outside, self.outer)
+            found = self._made[id(outside)] = (replacement.name, outside, new)
+        return found[2]
+
+    def check(self, replacement: _Replacement) -> None:
+        """Raise ``RuleError`` where the rule asks for what the op does not have; of an op with overloads, one has to fit."""
+        outside = find(replacement.func)
+        if outside is None or not outside.by_overload:
+            self.rule_for(replacement.base if outside is None else outside.rule, replacement)
             return
-        table = table.outer
+        refused = None
+        for name, rule in list(RULES.items()):
+            if replacement.covers(name):
+                try:
+                    self.rule_for(rule, replacement)
+                    return
+                except RuleError as error:
+                    refused = refused or error
+        if refused is not None:
+            raise refused
 
+    def begin(self) -> set[str]:
+        """A block begins: what was applied before, which counts no more."""
+        applied = self.applied()
+        for _, _, rule in self._made.values():
+            rule.plans.clear()
+        self._inner_plans.clear()
+        return applied
 
-def _replaced(rule: Rule, replacement: ReplacementRule) -> Rule:
-    if isinstance(replacement, Mapping):
-        for name, function in replacement.items():
-            rule = extend(rule, function, name, replacing=True)
-        return rule
-    inputs = tuple(name for _, name in rule.inputs) or rule.signature.names[:1]
-    return extend(rule, replacement, inputs[0] if len(inputs) == 1 else inputs, replacing=True)
+    def end(self) -> set[str]:
+        """A block ends: what was applied in it, which the blocks around it hear of too."""
+        outer = self.outer
+        while isinstance(outer, _Layer):
+            outer._inner_plans.update({id(plan): plan for plan in self._plans()})
+            outer = outer.outer
+        return self.applied()
+
+    def applied(self) -> set[str]:
+        """The ops whose rule a recorded call has taken since the block began: the plans of a rule are filled by the calls that take it."""
+        ran = {(plan.rule.name, id(formula.function)) for plan in self._plans() for formula in plan.formulas()}
+        return {r.name for r in self._replacements.values() for op, f in ran if f in r.functions and r.covers(op)}
+
+    def _plans(self) -> Iterator[CallPlan]:
+        for _, _, rule in self._made.values():
+            yield from rule.plans.values()
+        yield from self._inner_plans.values()
+
+    def ops_met(self) -> set[str]:
+        """The ops that were called in a block, recorded or not."""
+        return {spelling.rule.name for spelling in self.values()}

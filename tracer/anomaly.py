@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ops_registry.sites import user_frame
 from ops_registry.torch_private import DisableTorchFunctionSubclass, set_anomaly_enabled
 from tracer.errors import AnomalyError
 from tracer.graph import set_default_recorder
-from tracer.naming import describe_node, user_frame
+from tracer.naming import describe_node
 from tracer.node import Node, tensors_in
 
 

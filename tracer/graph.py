@@ -13,7 +13,9 @@ from typing import Any
 import rustworkx as rx
 import torch
 
+from ops_registry.sites import open_graphs
 from ops_registry.torch_private import storage_key
+from ops_registry.unused import census
 from tracer.errors import NoHistoryError
 from tracer.naming import user_line
 from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
@@ -58,10 +60,12 @@ class Graph:
     def __enter__(self) -> Graph:
         self._outer.append(current.__dict__.get("graph"))
         current.graph = self
+        open_graphs.count += 1
         return self
 
     def __exit__(self, *exc: object) -> None:
         outer = self._outer.pop()
+        open_graphs.count -= 1
         if outer is None:
             del current.graph  # what is left is the default of all threads
         else:
@@ -176,6 +180,13 @@ class _Current(threading.local):
 
 
 current = _Current()
+
+
+def _count_recorded() -> dict[str, int]:
+    return current.graph.counts() if isinstance(current.graph, Graph) else {}
+
+
+census.count = _count_recorded
 
 
 def set_default_recorder(recorder: Any) -> None:

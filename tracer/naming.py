@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import keyword
-import sys
 import types
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import torch
 
 from ops_registry.signatures import property_name
+from ops_registry.sites import user_frame
 from ops_registry.torch_private import NAMED_C_NAMESPACES
 from tracer.node import Node
 
@@ -68,23 +67,10 @@ def describe(values: tuple[Any, ...]) -> str:
     return ", ".join(parts)
 
 
-_OUR_PACKAGES = ("ops_registry", "tracer", "nn", "torch")
-
-
 def user_line() -> str | None:
     """``file:line`` of the innermost frame outside torch and glassgrad."""
     frame = user_frame()
     return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
-def user_frame() -> FrameType | None:
-    """The innermost frame outside torch and glassgrad."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OUR_PACKAGES:
-            return frame
-        frame = frame.f_back  # type: ignore[assignment]
-    return None
 
 
 def describe_node(node: Node) -> str:

@@ -17,8 +17,9 @@ from typing import Any
 import torch
 
 from ops_registry.catalogue.formula_calls import refuses, returns_none, without_rule
+from ops_registry.formula import Formula
 from ops_registry.registry import RULES, TABLE, list_rules
-from ops_registry.rule import META, Formula, Rule
+from ops_registry.rule import META, Rule
 from ops_registry.signatures import base_name
 from ops_registry.torch_private import C_NAMESPACES, TensorBase, schemas
 
@@ -125,7 +126,7 @@ def spellings_by_rule() -> dict[str, list[Callable[..., Any]]]:
     """The functions filed under each rule's name; under ``"<name> chosen"`` those whose overloads have rules of that name."""
     found: dict[str, list[Callable[..., Any]]] = defaultdict(list)
     for function, spelling in TABLE.items():
-        found[spelling.rule.name + (" chosen" if spelling.pick_overload is not None else "")].append(function)
+        found[spelling.rule.name + (" chosen" if spelling.choose is not None else "")].append(function)
     return found
 
 

@@ -13,7 +13,7 @@ import ops_registry
 import tracer
 from ops_registry.catalogue.page import second_order
 from ops_registry.errors import DuplicateRuleError, RuleError, RuleResultError
-from ops_registry.rule import Formula
+from ops_registry.formula import Formula
 from ops_registry.shared.dimensions import broadcast_shape
 
 pytestmark = pytest.mark.usefixtures("clean_registry")

@@ -120,7 +120,7 @@ def has_gradient(tensor: torch.Tensor) -> bool:
 def test_no_spelling_of_an_op_without_a_gradient_gives_one(name: str) -> None:
     called = 0
     for function, spelling in TABLE.items():
-        if spelling.rule.name != name or spelling.inplace or spelling.pick_overload is not None:
+        if spelling.rule.name != name or spelling.inplace or spelling.choose is not None:
             continue
         for arguments in COMMON:
             x = tracer.track(torch.tensor([[0.25, 0.75], [0.5, 0.1]], dtype=torch.float64), True)

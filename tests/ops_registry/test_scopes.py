@@ -44,7 +44,7 @@ def test_use_replaces_the_formula_of_in_place_spellings_too() -> None:
 
 def test_use_ends_with_its_block() -> None:
     x = leaf(1.0)
-    with ops_registry.use({torch.tanh: ten_times}):
+    with ops_registry.use({torch.tanh: ten_times}, expect=None):
         pass
     x.tanh().sum().backward()
     assert x.grad.item() == pytest.approx(1 - torch.tanh(torch.tensor(1.0)).item() ** 2)
@@ -78,7 +78,7 @@ def test_use_nests_and_the_inner_rule_wins() -> None:
 
 def test_use_is_the_threads_own() -> None:
     seen = []
-    with ops_registry.use({torch.tanh: ten_times}):
+    with ops_registry.use({torch.tanh: ten_times}, expect=None):
         thread = threading.Thread(target=lambda: seen.append(ops_registry.lookup(torch.tanh).formulas[0].function))  # type: ignore[union-attr]
         thread.start()
         thread.join()

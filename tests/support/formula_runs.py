@@ -72,7 +72,7 @@ class WantedInputs(TorchFunctionMode):
     ) -> Any:
         kwargs = kwargs or {}
         spelling = TABLE.get(func)
-        if spelling is None or spelling.pick_overload is not None or not spelling.rule.formulas:
+        if spelling is None or spelling.choose is not None or not spelling.rule.formulas:
             return func(*args, **kwargs)
         bound = spelling.bind(args, kwargs)
         wanted = {name for position, name in spelling.rule.inputs if _requires_grad(bound[position])}

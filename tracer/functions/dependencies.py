@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ops_registry import registry
-from ops_registry.rule import Formula
+from ops_registry.formula import Formula
 from tracer.recording.inplace import is_in_place
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor

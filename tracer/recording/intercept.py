@@ -17,6 +17,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.graph import current
 from tracer.node import CallNode
 from tracer.recording.call import NO_KEYWORDS, decompose, record, record_with_native, run_unrecorded, save_and_mark
+from tracer.recording.composed import record_composed
 from tracer.recording.inplace import record_in_place
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, check_uncovered, find_parents
@@ -33,11 +34,12 @@ _LANES: dict[Kind, Callable[..., Any]] = {
     Kind.RULE: record,
     Kind.IN_PLACE: record_in_place,
     Kind.DECOMPOSITION: decompose,
+    Kind.COMPOSED: record_composed,
     Kind.NO_GRADIENT: run_unrecorded,
 }
 
 
-def intercept(  # noqa: C901, PLR0912
+def intercept(  # noqa: C901, PLR0912, PLR0915
     cls: type,
     func: Callable[..., Any],
     types: tuple[type, ...],
@@ -51,62 +53,67 @@ def intercept(  # noqa: C901, PLR0912
         spelling = active.table[func]
     except KeyError:
         return call_without_rule(func, types, args, kwargs or NO_KEYWORDS)
-    if spelling.fast and not kwargs:
-        # Fast lane: inlined copy of ``call.record`` for a call by position of an op whose rule has no forward of its own. Without it a step
-        # of small ops takes 19 % longer (mul, add, tanh on 4 elements, forward and backward; `benchmarks/lanes.py`, 2026-11).
-        given = gather_varargs(args) if spelling.varargs else args
-        count = len(given)
-        tails = spelling.default_tails
-        if count < len(tails):
-            rule = spelling.rule
-            # 1 bind
-            bound = given + tails[count]
-            mask = 0
-            with DisableTorchFunctionSubclass():
-                # 2 inputs
-                if is_grad_enabled():
-                    parents: tuple[Any, ...] = ()
-                    bit = 1
-                    for position in rule.positions:
-                        value = bound[position]
-                        kind = type(value)
-                        if kind is Tensor:
-                            node = value._node
-                            if node is not None:
-                                parents += (node,)
-                                mask |= bit
-                        elif kind not in NUMBERS and (kind is not _PLAIN or value.requires_grad):
-                            # A list, or a tensor of torch's own autograd: all inputs once more, with care.
-                            mask, parents, has_native = find_parents(rule, bound)
-                            if has_native:
-                                return record_with_native(rule, mask, parents, func, args, NO_KEYWORDS, bound)
-                            break
-                        bit += bit
+    while True:
+        if spelling.fast and not kwargs:
+            # Fast lane: inlined copy of ``call.record`` for a call by position of an op whose rule has no forward of its own.
+            # Without it a step of small ops takes 19 % longer (mul, add, tanh on 4 elements, forward and backward;
+            # `benchmarks/lanes.py`, 2026-11).
+            given = gather_varargs(args) if spelling.varargs else args
+            count = len(given)
+            tails = spelling.default_tails
+            if count < len(tails):
+                rule = spelling.rule
+                # 1 bind
+                bound = given + tails[count]
+                mask = 0
+                with DisableTorchFunctionSubclass():
+                    # 2 inputs
+                    if is_grad_enabled():
+                        parents: tuple[Any, ...] = ()
+                        bit = 1
+                        for position in rule.positions:
+                            value = bound[position]
+                            kind = type(value)
+                            if kind is Tensor:
+                                node = value._node
+                                if node is not None:
+                                    parents += (node,)
+                                    mask |= bit
+                            elif kind not in NUMBERS and (kind is not _PLAIN or value.requires_grad):
+                                # A list, or a tensor of torch's own autograd: all inputs once more, with care.
+                                mask, parents, has_native = find_parents(rule, bound)
+                                if has_native:
+                                    return record_with_native(rule, mask, parents, func, args, NO_KEYWORDS, bound)
+                                break
+                            bit += bit
+                        else:
+                            if rule.uncovered_positional:
+                                check_uncovered(rule, bound)
+                    # 3 run
+                    result = spelling.function(*args)
+                    if not mask:
+                        return mark_constant(result, args, NO_KEYWORDS)
+                    if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
+                        return save_and_mark(rule, mask, parents, bound, result, NO_KEYWORDS)
+                    # 4 save
+                    plan = rule.plans.get(mask) or rule.plan(mask)
+                    try:
+                        shape = result.shape
+                    except RuntimeError:  # a nested tensor has none
+                        refuse_nested(func)
+                    if plan.gather is None:
+                        node = CallNode(plan, parents, shape, result.dtype)
                     else:
-                        if rule.uncovered_positional:
-                            check_uncovered(rule, bound)
-                # 3 run
-                result = spelling.function(*args)
-                if not mask:
-                    return mark_constant(result, args, NO_KEYWORDS)
-                if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
-                    return save_and_mark(rule, mask, parents, bound, result, NO_KEYWORDS)
-                # 4 save
-                plan = rule.plans.get(mask) or rule.plan(mask)
-                try:
-                    shape = result.shape
-                except RuntimeError:  # a nested tensor has none
-                    refuse_nested(func)
-                if plan.gather is None:
-                    node = CallNode(plan, parents, shape, result.dtype)
-                else:
-                    node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
-                if current.graph is not None:
-                    current.graph.note(node)
-                # 5 mark
-                result.__class__ = Tensor
-                result._node = node  # type: ignore[attr-defined]
-                return result
-    if spelling.pick_overload is not None:
-        spelling = spelling.pick_overload(args, kwargs or NO_KEYWORDS)
-    return _LANES[spelling.kind](spelling, func, args, kwargs or NO_KEYWORDS)
+                        node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
+                    if current.graph is not None:
+                        current.graph.note(node)
+                    # 5 mark
+                    result.__class__ = Tensor
+                    result._node = node  # type: ignore[attr-defined]
+                    return result
+        if spelling.choose is None:
+            return _LANES[spelling.kind](spelling, func, args, kwargs or NO_KEYWORDS)
+        chosen = spelling.choose(args, kwargs or NO_KEYWORDS)
+        if chosen is None:
+            return call_without_rule(func, types, args, kwargs or NO_KEYWORDS)
+        spelling = chosen

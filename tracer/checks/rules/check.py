@@ -119,7 +119,7 @@ def _compare(rule: Rule, main: Spelling, samples: Iterable[Sample], options: Che
 # ---------------------------------------------------------------------------------------------- rules and spellings
 def _rules(op: Callable[..., Any], spelling: Spelling) -> list[tuple[Rule, Spelling]]:
     """The rule of the op with the spelling to call it by; one for each overload where they have rules of their own."""
-    if spelling.pick_overload is None:
+    if spelling.choose is None:
         return [(spelling.rule, spelling if not spelling.inplace else _main(spelling.rule) or spelling)]
     prefix = f"{op_name(op)}."
     found = [(r, _main(r)) for name, r in RULES.items() if name.startswith(prefix)]
@@ -128,7 +128,7 @@ def _rules(op: Callable[..., Any], spelling: Spelling) -> list[tuple[Rule, Spell
 
 def _main(rule: Rule) -> Spelling | None:
     """The spelling that a rule is checked in first: the function, before methods, kernels and in-place forms."""
-    found = [s for s in TABLE.values() if s.rule.name == rule.name and s.pick_overload is None]
+    found = [s for s in TABLE.values() if s.rule.name == rule.name and s.choose is None]
 
     def order(spelling: Spelling) -> tuple[int, str]:
         func = spelling.func
@@ -147,8 +147,8 @@ def _spellings(rule: Rule, main: Spelling) -> list[Spelling]:
     for func, spelling in TABLE.items():
         if func is main.func:
             continue
-        chosen = spelling.pick_overload is not None and "." in rule.name and base_name(func).rstrip("_") == base
-        if chosen or (spelling.pick_overload is None and spelling.rule.name == rule.name):
+        chosen = spelling.choose is not None and "." in rule.name and base_name(func).rstrip("_") == base
+        if chosen or (spelling.choose is None and spelling.rule.name == rule.name):
             found.append(spelling)
     return found
 

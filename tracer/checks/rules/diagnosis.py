@@ -12,7 +12,8 @@ import torch
 
 from ops_registry.binding import Spelling
 from ops_registry.errors import RuleCheckError, RuleResultError
-from ops_registry.rule import Formula, Rule
+from ops_registry.formula import Formula
+from ops_registry.rule import Rule
 from ops_registry.scopes import use
 from ops_registry.torch_private import tree_leaves
 from tracer.checks.derivatives import differentiate

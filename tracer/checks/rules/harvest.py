@@ -140,8 +140,9 @@ class Harvest(TorchFunctionMode):
         if spelling is None:
             return None
         try:
-            if spelling.pick_overload is not None:
-                spelling = spelling.pick_overload(args, kwargs)
+            if spelling.choose is not None:
+                spelling = spelling.choose(args, kwargs)
+                assert spelling is not None  # no scope is in force here
             values = named(spelling, args, kwargs)
         except Exception:  # arguments that the op does not take: the call will say so
             return None

@@ -1,0 +1,219 @@
+"""Where a call was made: the op, the module of the model that runs, and the user's line. Found by a walk up the stack.
+
+The walk costs under a microsecond, since it compares code objects and reads no text: module names are noted when a model is tracked, and
+lines are worked out when somebody asks for one.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from collections.abc import Iterator
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from ops_registry.errors import SiteError
+
+#: The frame in which a module's forward runs, whatever class it is of.
+_MODULE_CALL = torch.nn.Module.__call__.__code__
+
+#: Never the user's line: torch, glassgrad, and what the standard library runs on somebody's behalf.
+_NOT_THE_USERS = frozenset({"ops_registry", "tracer", "nn", "torch", "contextlib", "copy", "functools"})
+
+#: Whether a code object is the user's, by its id: the hash of a code object reads all of its contents. ``_held`` keeps each alive, so
+#: that no id comes to stand for another.
+_is_users: dict[int, bool] = {}
+_held: list[CodeType] = []
+
+#: The paths of each named module, by its id; more than one where the model holds it in several places.
+_paths: dict[int, tuple[str, ...]] = {}
+_modules: dict[int, weakref.ref[torch.nn.Module]] = {}
+_lock = threading.RLock()
+
+#: Of a call outside of any module.
+NO_MODULE: tuple[str, ...] = ("",)
+
+
+class Site:
+    """Where one call was made. ``site.args`` are the call's arguments in the order of the op's signature, defaults filled in.
+
+    A rule that names ``site`` gets one without ``args``: what it wants of them it names itself, and nothing else stays alive.
+    """
+
+    __slots__ = ("_at", "_code", "args", "modules", "op")
+
+    def __init__(
+        self, op: str, modules: tuple[str, ...], code: CodeType | None, at: int, args: tuple[Any, ...] = ()
+    ) -> None:
+        self.op = op
+        #: Every path of the module, where the model holds it in several places.
+        self.modules = modules
+        self._code = code
+        self._at = at
+        self.args = args
+
+    @property
+    def module(self) -> str:
+        """The path of the innermost module that was running, as in ``named_modules``; ``""`` outside of any."""
+        return self.modules[0]
+
+    @property
+    def line(self) -> str | None:
+        """``file:line`` of the user's code, the full path; None where no frame is the user's."""
+        return None if self._code is None else f"{self._code.co_filename}:{line_number(self._code, self._at)}"
+
+    @property
+    def instruction(self) -> tuple[int, int]:
+        """The user's code, by its id, and the offset in it: the same for each call from the same place."""
+        return id(self._code), self._at
+
+    def __repr__(self) -> str:
+        place = short_line(self.line) if self.line is not None else "an unknown line"
+        return f"{self.op} at {place}" + (f" in {self.module}" if self.module else "")
+
+
+def line_number(code: CodeType, at: int) -> int:
+    """The source line of the instruction at offset ``at``."""
+    return next((line for start, end, line in code.co_lines() if start <= at < end and line is not None), 0)
+
+
+def short_line(line: str) -> str:
+    """``file.py:12`` of a full path with its line."""
+    return line.replace("\\", "/").rpartition("/")[2]
+
+
+# ---------------------------------------------------------------------- names of modules
+def name_modules(root: torch.nn.Module) -> None:
+    """Note the path of every module of ``root``, as ``named_modules`` says it. A part of a model that has names keeps them."""
+    with _lock:
+        if id(root) not in _paths:
+            _name_below(root, "")
+
+
+def _name_below(root: torch.nn.Module, prefix: str) -> None:
+    found: dict[int, list[str]] = {}
+    for name, module in root.named_modules(prefix=prefix, remove_duplicate=False):
+        found.setdefault(id(module), []).append(name)
+        if id(module) not in _modules:
+            _modules[id(module)] = weakref.ref(module, _forgetter(id(module)))
+    for key, names in found.items():
+        _paths[key] = tuple(names)
+
+
+def _forgetter(key: int) -> Any:
+    def forget(_: Any) -> None:
+        _paths.pop(key, None)
+        _modules.pop(key, None)
+
+    return forget
+
+
+def known_paths() -> list[str]:
+    """Every path that some module alive has."""
+    return sorted({path for paths in list(_paths.values()) for path in paths})
+
+
+def _paths_from(frame: FrameType) -> tuple[str, ...]:
+    """The paths of the innermost module that has any. ``frame`` is the innermost in which a module runs."""
+    paths = _paths.get(id(frame.f_locals["self"]))
+    if paths is not None:
+        return paths
+    running = list(_running_modules(frame))
+    with _lock:
+        # A model that was never tracked, or a module that joined it since: the outermost one is the root, or has a path itself.
+        outermost = running[-1]
+        _name_below(outermost, _paths.get(id(outermost), NO_MODULE)[0])
+    return next((_paths[id(module)] for module in running if id(module) in _paths), NO_MODULE)
+
+
+def _running_modules(frame: FrameType | None) -> Iterator[torch.nn.Module]:
+    while frame is not None:
+        if frame.f_code is _MODULE_CALL:
+            yield frame.f_locals["self"]
+        frame = frame.f_back
+
+
+# ---------------------------------------------------------------------- walks up the stack
+def find_module(depth: int) -> tuple[str, ...]:
+    """The paths of the innermost module that runs, seen from ``depth`` frames up."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        if frame.f_code is _MODULE_CALL:
+            return _paths_from(frame)
+        frame = frame.f_back
+    return NO_MODULE
+
+
+def find_line(depth: int) -> tuple[CodeType | None, int]:
+    """Code and instruction of the innermost frame that is the user's, seen from ``depth`` frames up."""
+    frame: FrameType | None = sys._getframe(depth)
+    while frame is not None:
+        code = frame.f_code
+        users = _is_users.get(id(code))
+        if _looked_at(frame) if users is None else users:
+            return code, frame.f_lasti
+        frame = frame.f_back
+    return None, 0
+
+
+def find_site(op: str, depth: int, args: tuple[Any, ...] = ()) -> Site:
+    """The site of the call that is being recorded, seen from ``depth`` frames up: one walk for line and module."""
+    frame: FrameType | None = sys._getframe(depth)
+    found: CodeType | None = None
+    at = 0
+    paths: tuple[str, ...] | None = None
+    while frame is not None:
+        code = frame.f_code
+        if code is _MODULE_CALL:
+            if paths is None:
+                paths = _paths_from(frame)
+                if found is not None:
+                    break
+        elif found is None:
+            users = _is_users.get(id(code))
+            if _looked_at(frame) if users is None else users:
+                found, at = code, frame.f_lasti
+                if paths is not None:
+                    break
+        frame = frame.f_back
+    return Site(op, paths or NO_MODULE, found, at, args)
+
+
+class _OpenGraphs(threading.local):
+    """How many graphs this thread has open."""
+
+    count = 0
+
+
+open_graphs = _OpenGraphs()
+
+
+def site_for_rule(op: str) -> Site:
+    """The site of the call being recorded, for a rule that names ``site``. Raises ``SiteError`` outside of ``with tracer.Graph()``."""
+    if not open_graphs.count:
+        raise SiteError(
+            f"the rule for {op} asks for 'site', and no graph is open in this thread: where a call is made is known inside "
+            f"`with tracer.Graph(sites=True):` alone. Open one around the forward pass, or leave 'site' out of the rule."
+        )
+    return find_site(op, 2)
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame outside torch and glassgrad."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and not _looked_at(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _looked_at(frame: FrameType) -> bool:
+    code = frame.f_code
+    users = _is_users.get(id(code))
+    if users is None:
+        _held.append(code)
+        package = frame.f_globals.get("__name__", "torch").partition(".")[0]  # without a name: generated code
+        users = _is_users[id(code)] = package not in _NOT_THE_USERS
+    return users

@@ -1,0 +1,139 @@
+"""Calls of functions that torch composes of others, under a rule for the call as a whole (``ops_registry/composed.py``).
+
+Where the rule gives every gradient that is wanted, the call runs like any other. Where the body has to give some, it is recorded beside the
+call, from aliases of the arguments on: the call's node saves that record, and asks it for the gradients when backward comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ops_registry.binding import Spelling
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import active
+from ops_registry.rule import BODY, Rule
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.node import Node, OpaqueNode, tensors_in
+from tracer.recording.call import record, save_and_mark
+from tracer.recording.parents import any_node, find_parents
+from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
+
+
+class Argument(OpaqueNode):
+    """Where the record of a body begins: an argument, told apart from the same tensor elsewhere."""
+
+    def __init__(self, tensor: torch.Tensor, node: Node) -> None:
+        super().__init__("argument", (node,), tensor.shape, tensor.dtype)
+
+    @property
+    def origin(self) -> str:
+        return "an argument of a composed function"
+
+    def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        return (grad,)
+
+
+class Body:
+    """What the body of one call recorded, from its arguments to its results."""
+
+    def __init__(self, arguments: tuple[Any, ...], result: Any) -> None:
+        #: By name in the rule: the alias of a tensor, a list of them, or None where no gradient is wanted.
+        self.arguments = arguments
+        self.results = tensors_in(result)
+
+    def gradients(self, grad: Any, needs: tuple[bool, ...]) -> tuple[Any, ...]:
+        """The gradients of the arguments that need one, by the rules that the body ran under."""
+        asked = [a if need else None for a, need in zip(self.arguments, needs, strict=True)]
+        inputs = [tensor for tensor in tensors_in(asked) if tensor.requires_grad]
+        roots = [
+            (r, g)
+            for r, g in zip(self.results, grad if isinstance(grad, tuple | list) else (grad,), strict=True)
+            if g is not None and r.requires_grad
+        ]
+        if not roots or not inputs:
+            return (None,) * len(asked)
+        results, cotangents = zip(*roots, strict=True)
+        found = torch.autograd.grad(
+            results, inputs, cotangents, retain_graph=True, create_graph=torch.is_grad_enabled(), allow_unused=True
+        )
+        of = {id(tensor): g for tensor, g in zip(inputs, found, strict=True)}
+        return tuple([self._of(argument, of) for argument in asked])
+
+    def _of(self, argument: Any, of: dict[int, Any]) -> Any:
+        if isinstance(argument, tuple | list):
+            return [of.get(id(tensor)) for tensor in argument]
+        return of.get(id(argument))
+
+
+def record_composed(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run the call, and record it as one, with its body beside it where gradients are to come from there."""
+    rule = spelling.rule
+    if torch.is_grad_enabled():
+        with DisableTorchFunctionSubclass():
+            bound = spelling.bind(args, kwargs)
+            mask, parents, _ = find_parents(rule, bound)
+        if mask:
+            _refuse_write(spelling, bound)
+            if BODY in rule.plan(mask).saved_names:
+                return _record_with_body(rule, mask, parents, func, args, kwargs, bound)
+    return record(spelling, func, args, kwargs)
+
+
+def _refuse_write(spelling: Spelling, bound: tuple[Any, ...]) -> None:
+    names = spelling.rule.signature.names
+    if spelling.inplace or ("inplace" in names and bound[names.index("inplace")]):
+        raise UnsupportedCallError(
+            f"{spelling.rule.name} writes into its argument here, and is made of other ops: a rule for the call as a whole cannot stand "
+            f"for the write. Call it out of place, or replace the rules of the ops inside."
+        )
+
+
+def _record_with_body(
+    rule: Rule,
+    mask: int,
+    parents: tuple[Any, ...],
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound: tuple[Any, ...],
+) -> Any:
+    aliases: dict[int, torch.Tensor] = {}
+    with DisableTorchFunctionSubclass():
+        args, kwargs, inner = (_with_aliases(nest, aliases) for nest in (args, kwargs, bound))
+    outer, active.table = active.table, rule.composed  # type: ignore[assignment]
+    try:
+        recorded = func(*args, **kwargs)
+    finally:
+        active.table = outer
+    with DisableTorchFunctionSubclass():
+        result = _plain(recorded)
+        return save_and_mark(rule, mask, parents, bound, result, {BODY: Body(inner, recorded)})
+
+
+def _with_aliases(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
+    """A nest of arguments with tracked aliases in place of the tensors that want a gradient, one for each."""
+    if isinstance(nest, torch.Tensor):
+        node = any_node(nest)
+        if node is None:
+            return nest
+        if id(nest) not in aliases:
+            aliases[id(nest)] = tracked_alias(plain_alias(nest), Argument(nest, node))
+        return aliases[id(nest)]
+    if isinstance(nest, dict):
+        return {name: _with_aliases(value, aliases) for name, value in nest.items()}
+    if type(nest) in (tuple, list):
+        return type(nest)([_with_aliases(value, aliases) for value in nest])
+    return nest
+
+
+def _plain(result: Any) -> Any:
+    """The results as new plain tensors, in the structure in which they came."""
+    if isinstance(result, torch.Tensor):
+        return plain_alias(result) if type(result) is Tensor else result
+    if isinstance(result, tuple | list):
+        items = [_plain(item) for item in result]
+        return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
+    return result
