@@ -30,6 +30,7 @@ from tracer.functions.function import Function
 from tracer.graph import Graph, GraphNode, OpCount, graph_of
 from tracer.install import install as _install
 from tracer.notes.calls import Call
+from tracer.notes.cuts import Cut
 from tracer.recording.fallback import fallback
 from tracer.tracked_tensor import Tensor, tensor, track
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AnomalyError",
     "Call",
+    "Cut",
     "FreedGraphError",
     "Function",
     "FunctionError",

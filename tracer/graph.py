@@ -19,6 +19,7 @@ from ops_registry.unused import census
 from tracer.errors import NoHistoryError, NotNotedError
 from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
 from tracer.notes.calls import Call, CallNotes
+from tracer.notes.cuts import Cut, CutNotes, asked, noting
 
 
 @dataclass(frozen=True)
@@ -53,19 +54,23 @@ class Graph:
 
     def __init__(self, *, sites: bool = False) -> None:
         self._calls = CallNotes() if sites else None
+        self._cuts = CutNotes() if sites else None
         self._nodes: list[weakref.ref[Node]] = []
         self._limit = 4096
-        self._outer: list[Graph | None] = []
+        self._outer: list[tuple[Any, CutNotes | None]] = []
 
     def __enter__(self) -> Graph:
-        self._outer.append(current.__dict__.get("graph"))
+        self._outer.append((current.__dict__.get("graph"), noting.cuts))
         current.graph = self
         open_graphs.count += 1
+        noting.cuts = self._cuts
+        asked.graphs += self._cuts is not None
         return self
 
     def __exit__(self, *exc: object) -> None:
-        outer = self._outer.pop()
+        outer, noting.cuts = self._outer.pop()
         open_graphs.count -= 1
+        asked.graphs -= self._cuts is not None
         if outer is None:
             del current.graph  # what is left is the default of all threads
         else:
@@ -79,7 +84,7 @@ class Graph:
         """
         if self._calls is not None and self._calls.note(node):
             self._calls.drop({n.serial for n in self.nodes()} | {node.serial})
-        for recorder in (_Current.graph, self._outer[-1]):  # anomaly mode; a level of torch.vmap around this graph
+        for recorder in (_Current.graph, self._outer[-1][0]):  # anomaly mode; a level of torch.vmap around this graph
             if recorder is not None and not isinstance(recorder, Graph):
                 recorder.note(node)
         nodes = self._nodes
@@ -106,8 +111,17 @@ class Graph:
         Raises ``NotNotedError`` for a graph without ``sites``.
         """
         if self._calls is None:
-            raise NotNotedError("calls() was asked of a graph that notes none: open it as tracer.Graph(sites=True)")
+            raise _without_sites("calls")
         return self._calls.calls({node.serial for node in self.nodes()})
+
+    def cuts(self) -> list[Cut]:
+        """Every place where a history ended while the graph was open, oldest first; one that came again stands where it came last.
+
+        Raises ``NotNotedError`` for a graph without ``sites``.
+        """
+        if self._cuts is None:
+            raise _without_sites("cuts")
+        return self._cuts.cuts()
 
     def site_of(self, node: Node) -> Site | None:
         """Where the call of ``node`` was made; None for a leaf, and for a call that was recorded without ``sites``."""
@@ -169,8 +183,9 @@ class Graph:
         for node in self.nodes():
             _cut(node)
         self._nodes.clear()
-        if self._calls is not None:
+        if self._calls is not None and self._cuts is not None:
             self._calls.clear()
+            self._cuts.clear()
 
     def __repr__(self) -> str:
         nodes = self.nodes()
@@ -214,6 +229,12 @@ def enter(node: Node) -> Node:
     if current.graph is not None:
         current.graph.note(node)
     return node
+
+
+def _without_sites(question: str) -> NotNotedError:
+    return NotNotedError(
+        f"{question}() was asked of a graph that does not note them: open it as tracer.Graph(sites=True)"
+    )
 
 
 def _history(root: torch.Tensor, asked: str) -> Node:
