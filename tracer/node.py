@@ -77,7 +77,18 @@ class Node:
     What ``Tensor.grad_fn`` returns has more, all that torch's own have (``tracer/recording/grad_fn.py``).
     """
 
-    __slots__ = ("__weakref__", "dtype", "extras", "parents", "saved", "saved_versions", "serial", "shape", "site")
+    __slots__ = (
+        "__weakref__",
+        "dtype",
+        "extras",
+        "parents",
+        "place",
+        "saved",
+        "saved_versions",
+        "serial",
+        "shape",
+        "values",
+    )
 
     def __init__(self, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
@@ -89,8 +100,11 @@ class Node:
         self.saved: tuple[Any, ...] | None = ()
         self.saved_versions: Versions = ()
         self.extras: Extras | None = None
-        #: Where the call was made, if a graph with sites was open.
-        self.site: Site | None = None
+        #: Where the call was made, if a graph with sites was open: op, paths of the module, code and instruction, which ``site`` is
+        #: made of, and the numbers of its parents. A tuple of what the garbage collector need not look at, for there are many.
+        self.place: tuple[Any, ...] | None = None
+        #: Arguments and result, if a graph with values was open.
+        self.values: Any = None
         self.serial = next_serial()
 
     @property
@@ -112,6 +126,11 @@ class Node:
         if self.extras is None:
             self.extras = Extras()
         return self.extras
+
+    @property
+    def site(self) -> Site | None:
+        """Where the call was made, if a graph with sites was open."""
+        return None if self.place is None else Site(*self.place[:4])
 
     @property
     def packed(self) -> bool:
@@ -231,7 +250,8 @@ class CallNode(Node):
         self.saved = saved
         self.saved_versions = saved_versions
         self.extras = None
-        self.site = None
+        self.place = None
+        self.values = None
         self.serial = next_serial()
         if packed:
             self.extra().packed = True

@@ -94,7 +94,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
         node = FunctionNode(cls, ctx, parents, results, strict=issubclass(cls, Function))
         ctx._owner = weakref.ref(node)
         node.set_results(outputs, [i for i, meta in enumerate(results) if meta is not None and meta[3]])
-        enter(node)
+        enter(node, outputs)
         marked = _mark_outputs(node, args, outputs, dirty, constant)
     _save(node, to_save, args, nodes, outputs, tracker)
     _move_attributes(node, args, outputs, tracker)

@@ -9,8 +9,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ops_registry.sites import Site, find_site
+from ops_registry.sites import Site, find_place
 from tracer.node import Node, Output
+from tracer.notes.finite import FiniteNotes
 
 #: Calls that are gone are kept up to this many, or up to twice as many as were alive at once.
 KEPT_CALLS = 4096
@@ -28,21 +29,23 @@ class Call:
     parents: tuple[int, ...]
     #: Whether some tensor still holds the call: then backward can come to it.
     alive: bool
+    #: Whether what it returned was finite; None without ``finite``, and where it cannot be told.
+    finite: bool | None = None
 
 
 class CallNotes:
     """The notes of one graph, by serial number, oldest first."""
 
     def __init__(self) -> None:
-        self._notes: dict[int, tuple[Site, tuple[int, ...]]] = {}
+        #: What a site is made of, and the numbers of the parents: ``Node.place``.
+        self._notes: dict[int, tuple[Any, ...]] = {}
         self._limit = 2 * KEPT_CALLS
         self._most_alive = 0
 
     def note(self, node: Node) -> bool:
         """Note the call of ``node``. Returns whether it is time to ``drop`` some."""
         # From the frame that recorded the call: this one and that of ``Graph.note`` are nobody's site.
-        node.site = site = find_site(node.op, 3)
-        self._notes[node.serial] = site, serials(node.parents)
+        self._notes[node.serial] = node.place = (node.op, *find_place(3), *serials(node.parents))
         return len(self._notes) > self._limit
 
     def drop(self, alive: set[int]) -> None:
@@ -55,24 +58,29 @@ class CallNotes:
         # So that each note is looked at a constant number of times on average.
         self._limit = 2 * max(len(self._notes), KEPT_CALLS)
 
-    def calls(self, alive: set[int]) -> list[Call]:
+    def __contains__(self, serial: object) -> bool:
+        return serial in self._notes
+
+    def calls(self, alive: set[int], finite: FiniteNotes | None) -> list[Call]:
         """Every call that is noted, oldest first."""
-        return [Call(s, site.op, site, parents, s in alive) for s, (site, parents) in self._notes.items()]
+        return [
+            Call(s, note[0], Site(*note[:4]), note[4:], s in alive, None if finite is None else finite.of(s))
+            for s, note in self._notes.items()
+        ]
 
     def clear(self) -> None:
         """Forget all calls."""
         self._notes.clear()
 
 
-def serials(parents: Iterable[Any]) -> tuple[int, ...]:
+def serials(parents: Iterable[Any]) -> list[int]:
     """The numbers of the calls and leaves that ``parents`` stand for, in their order."""
-    found: tuple[int, ...] = ()
+    found: list[int] = []
     for parent in parents:
-        kind = type(parent)
-        if kind is tuple:
+        if isinstance(parent, tuple):
             found += serials(parent)
         elif isinstance(parent, Output):
             found += serials(parent.parents)  # none where the call has been removed
         elif parent is not None:
-            found += (parent.serial,)
+            found.append(parent.serial)
     return found

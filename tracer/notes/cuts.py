@@ -100,7 +100,7 @@ def note_frozen(tensor: torch.Tensor) -> None:
     """Note that a leaf is to require no gradient any more; also where torch does it for a whole module."""
     if asked.graphs and noting.cuts is not None:
         site = find_site("requires_grad_", 2)
-        noting.cuts.add(Cut("requires_grad_(False)", site, serials(nodes_among(tensor))))
+        noting.cuts.add(Cut("requires_grad_(False)", site, tuple(serials(nodes_among(tensor)))))
 
 
 def note_unrecorded(op: str, given: Any) -> None:

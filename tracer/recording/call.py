@@ -99,7 +99,7 @@ def save_and_mark(
         if result.is_nested:
             refuse_nested(rule.name)
         saved = save(plan, bound, result, by_products)
-        node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved))
+        node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved), result, bound)
         return mark(result, node, bound[0])
     if not isinstance(result, tuple | list):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
@@ -119,7 +119,7 @@ def save_and_mark(
     if wanted:
         node = CallNode(plan, parents, None, None, *save(plan, bound, result, by_products))
         node.set_results(listed, wanted, several=rule.signature.returns_list)
-        mark_all(listed, wanted, enter(node), bound[0], several=True)
+        mark_all(listed, wanted, enter(node, result, bound), bound[0], several=True)
     return result
 
 

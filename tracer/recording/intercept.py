@@ -109,7 +109,7 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                     else:
                         node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
                     if current.graph is not None:
-                        current.graph.note(node)
+                        current.graph.note(node, result, bound)
                     # 5 mark
                     result.__class__ = Tensor
                     result._node = node  # type: ignore[attr-defined]

@@ -101,7 +101,7 @@ def _record(
         if handles_dual_numbers(func):
             made = RaisingNode("dual_number", no_history, tuple(nodes))
         made.set_results(listed, fresh)
-        mark_all(listed, fresh, enter(made), args[0] if args else None, several=len(fresh) > 1)
+        mark_all(listed, fresh, enter(made, listed), args[0] if args else None, several=len(fresh) > 1)
     elif asked.graphs and not written and (tensors_in(result) or name_of(func) in NUMBERS):
         note_no_tensor(name_of(func), (args, kwargs))
     return result
