@@ -39,6 +39,7 @@ FLOORS = {
         ("anomaly",),
         ("graph",),
         ("tracked_tensor", "naming"),
+        ("notes",),
         ("node", "errors", "importing", "changes"),
     ),
     "ops_registry": (

@@ -16,6 +16,7 @@ from tracer.errors import (
     MissingRuleError,
     NoHistoryError,
     NotInBackwardError,
+    NotNotedError,
     OutArgumentError,
     OverwrittenError,
     SavedTensorHookError,
@@ -28,6 +29,8 @@ from tracer.functions.checkpoint import checkpoint, checkpoint_sequential, save_
 from tracer.functions.function import Function
 from tracer.graph import Graph, GraphNode, OpCount, graph_of
 from tracer.install import install as _install
+from tracer.notes.calls import Call
+from tracer.notes.cuts import Cut
 from tracer.recording.fallback import fallback
 from tracer.tracked_tensor import Tensor, tensor, track
 
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnomalyError",
+    "Call",
+    "Cut",
     "FreedGraphError",
     "Function",
     "FunctionError",
@@ -49,6 +54,7 @@ __all__ = [
     "MissingRuleError",
     "NoHistoryError",
     "NotInBackwardError",
+    "NotNotedError",
     "OpCount",
     "OutArgumentError",
     "OverwrittenError",

@@ -13,12 +13,13 @@ from typing import Any
 import rustworkx as rx
 import torch
 
-from ops_registry.sites import open_graphs
+from ops_registry.sites import Site, open_graphs
 from ops_registry.torch_private import storage_key
 from ops_registry.unused import census
-from tracer.errors import NoHistoryError
-from tracer.naming import user_line
+from tracer.errors import NoHistoryError, NotNotedError
 from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
+from tracer.notes.calls import Call, CallNotes
+from tracer.notes.cuts import Cut, CutNotes, asked, noting
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class GraphNode:
     dtype: torch.dtype | None
     kept_bytes: int
     kept: tuple[str, ...]
-    line: str | None
+    #: Where the call was made, if a graph with sites was open.
+    site: Site | None
 
 
 @dataclass(frozen=True)
@@ -50,22 +52,25 @@ class Graph:
     nodes: they belong to the tensors they led to, and go with them. What the graph shows is what is alive at that moment.
     """
 
-    def __init__(self, *, record_lines: bool = False) -> None:
-        #: Note the user's source line of every call: errors and the digraph then name it. Costs about a microsecond a call.
-        self.record_lines = record_lines
+    def __init__(self, *, sites: bool = False) -> None:
+        self._calls = CallNotes() if sites else None
+        self._cuts = CutNotes() if sites else None
         self._nodes: list[weakref.ref[Node]] = []
         self._limit = 4096
-        self._outer: list[Graph | None] = []
+        self._outer: list[tuple[Any, CutNotes | None]] = []
 
     def __enter__(self) -> Graph:
-        self._outer.append(current.__dict__.get("graph"))
+        self._outer.append((current.__dict__.get("graph"), noting.cuts))
         current.graph = self
         open_graphs.count += 1
+        noting.cuts = self._cuts
+        asked.graphs += self._cuts is not None
         return self
 
     def __exit__(self, *exc: object) -> None:
-        outer = self._outer.pop()
+        outer, noting.cuts = self._outer.pop()
         open_graphs.count -= 1
+        asked.graphs -= self._cuts is not None
         if outer is None:
             del current.graph  # what is left is the default of all threads
         else:
@@ -77,9 +82,9 @@ class Graph:
         References to nodes that are gone are dropped once there may be many. The limit doubles with what is alive, so that each node is
         looked at a constant number of times on average.
         """
-        if self.record_lines:
-            node.extra().line = user_line()
-        for recorder in (_Current.graph, self._outer[-1]):  # anomaly mode; a level of torch.vmap around this graph
+        if self._calls is not None and self._calls.note(node):
+            self._calls.drop({n.serial for n in self.nodes()} | {node.serial})
+        for recorder in (_Current.graph, self._outer[-1][0]):  # anomaly mode; a level of torch.vmap around this graph
             if recorder is not None and not isinstance(recorder, Graph):
                 recorder.note(node)
         nodes = self._nodes
@@ -99,6 +104,28 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes())
+
+    def calls(self) -> list[Call]:
+        """Every call recorded here, oldest first, those that are gone too, up to the bound that the class states.
+
+        Raises ``NotNotedError`` for a graph without ``sites``.
+        """
+        if self._calls is None:
+            raise _without_sites("calls")
+        return self._calls.calls({node.serial for node in self.nodes()})
+
+    def cuts(self) -> list[Cut]:
+        """Every place where a history ended while the graph was open, oldest first; one that came again stands where it came last.
+
+        Raises ``NotNotedError`` for a graph without ``sites``.
+        """
+        if self._cuts is None:
+            raise _without_sites("cuts")
+        return self._cuts.cuts()
+
+    def site_of(self, node: Node) -> Site | None:
+        """Where the call of ``node`` was made; None for a leaf, and for a call that was recorded without ``sites``."""
+        return node.parents[0].site if isinstance(node, Output) and node.parents else node.site
 
     def counts(self) -> dict[str, int]:
         """How often each op stands in the graph, most frequent first."""
@@ -156,6 +183,9 @@ class Graph:
         for node in self.nodes():
             _cut(node)
         self._nodes.clear()
+        if self._calls is not None and self._cuts is not None:
+            self._calls.clear()
+            self._cuts.clear()
 
     def __repr__(self) -> str:
         nodes = self.nodes()
@@ -201,6 +231,12 @@ def enter(node: Node) -> Node:
     return node
 
 
+def _without_sites(question: str) -> NotNotedError:
+    return NotNotedError(
+        f"{question}() was asked of a graph that does not note them: open it as tracer.Graph(sites=True)"
+    )
+
+
 def _history(root: torch.Tensor, asked: str) -> Node:
     node: Node | None = getattr(root, "_node", None)
     if node is None:
@@ -244,7 +280,7 @@ def build_digraph(nodes: list[Node]) -> rx.PyDiGraph[GraphNode, int]:
 
 def _payload(node: Node) -> GraphNode:
     shape = None if node.shape is None else tuple(node.shape)
-    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.saved_names, node.line)
+    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.saved_names, node.site)
 
 
 def backward_order(roots: list[Node]) -> list[Node]:

@@ -18,6 +18,7 @@ from ops_registry.torch_private import (
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node
+from tracer.notes.cuts import asked, note_unrecorded
 from tracer.recording.levels import is_argument, levels, physical
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
@@ -63,6 +64,8 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
             mask, parents, _ = find_parents(rule, bound)
         if not mask:
+            if asked.graphs:
+                note_unrecorded(rule.name, [value for value in bound if value is not target])
             result = func(*args, **kwargs)
             if rule.name not in GEOMETRY:
                 written_unrecorded(target)
