@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     from tracer.checks.gradcheck import gradcheck, gradgradcheck
     from tracer.checks.rules.check import check_rule
     from tracer.reports.audit import audit
+    from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
     from tracer.reports.steps import steps
 
@@ -72,6 +73,7 @@ __all__ = [
     "check_rule",
     "checkpoint",
     "checkpoint_sequential",
+    "conservation",
     "contributions",
     "fallback",
     "func",
@@ -92,6 +94,7 @@ _install()
 _ON_DEMAND = {
     "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
+    "conservation": "tracer.reports.conservation",
     "contributions": "tracer.reports.contributions",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
