@@ -114,23 +114,14 @@ class Sweep:
         ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited, or,
         with ``through_bridges``, to a place where the history goes on in torch's autograd.
         """
-        self.prepare(roots, targets, through_bridges)
-        self._visit_all(self.order)
-        return self.found
-
-    def prepare(
-        self,
-        roots: Iterable[tuple[Node, torch.Tensor]],
-        targets: set[Node] | None = None,
-        through_bridges: bool = False,
-    ) -> None:
-        """Lay down where the gradients start, and the order in which nodes are visited, as ``run`` is about to."""
         for node, grad in roots:
             self._add(node, grad)
             self.device = grad.device
-        self.order = hooked_leaves_early(backward_order(list(self.grads)))
+        self.order = order = hooked_leaves_early(backward_order(list(self.grads)))
         self.targets = targets
-        self.needed = None if targets is None else nodes_needed_for(targets, self.order, through_bridges)
+        self.needed = None if targets is None else nodes_needed_for(targets, order, through_bridges)
+        self._visit_all(order)
+        return self.found
 
     def run_inside(
         self, roots: Iterable[tuple[Node, torch.Tensor]], inside: list[Node], limits: list[Node]

@@ -44,6 +44,10 @@ class _SteppingSweep(Sweep):
     def __init__(self) -> None:
         super().__init__(keep_graph=True, create_graph=False)
         self.visit: Visit | None = None
+        self.waiting: list[Node] = []
+
+    def _visit_all(self, order: list[Node]) -> None:
+        self.waiting = order  # one at a time, when they are asked for
 
     @contextmanager
     def stepping(self) -> Iterator[None]:
@@ -92,8 +96,8 @@ def visits(outputs: Any, grad_outputs: Any = None, targets: set[Node] | None = N
     nodes run as in ``torch.autograd.grad``. Raises what a sweep raises, at the step that does.
     """
     sweep = _SteppingSweep()
-    sweep.prepare(roots_of(as_places(outputs), grad_outputs), targets, through_bridges=True)
-    for node in sweep.order:
+    sweep.run(roots_of(as_places(outputs), grad_outputs), targets, through_bridges=True)
+    for node in sweep.waiting:
         sweep.visit = None
         with sweep.stepping():
             sweep._visit_node(node)
