@@ -271,6 +271,6 @@ def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.
     if not sweep.bridged:
         return []
     natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
-    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives])
+    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives], sweep.keep_graph)
     sweep.bridged.clear()
     return [(i, g) for (i, _), g in zip(natives, gradients, strict=True) if g is not None]
