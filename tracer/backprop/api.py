@@ -20,7 +20,7 @@ from tracer.node import Node
 from tracer.recording.forward_mode import refuse_dual
 from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
-from tracer.tracked_tensor import Tensor
+from tracer.tracked_tensor import Tensor, tracked_alias
 
 #: A tensor, or the place in the graph where its gradient arrives.
 Place = torch.Tensor | GradientEdge
@@ -53,7 +53,7 @@ def backward(
     wanted = None if inputs is None else _as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    roots = _roots(outputs, grad_tensors if grad_tensors is not None else grad_variables)
+    roots = _roots(outputs, grad_tensors if grad_tensors is not None else grad_variables, create_graph)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
         if wanted is None:
@@ -125,7 +125,7 @@ def grad(
     wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
-    roots = _roots(outs, grad_outputs)
+    roots = _roots(outs, grad_outputs, create_graph)
     nodes = _nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
@@ -192,8 +192,11 @@ def _as_tuple(places: Any) -> tuple[Any, ...]:
     return given
 
 
-def _roots(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Tensor]]:
-    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar."""
+def _roots(outputs: tuple[Any, ...], weights: Any, recorded: bool) -> list[tuple[Node, torch.Tensor]]:
+    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar.
+
+    ``recorded``: so is what the sweep makes of a weight that torch's own autograd follows.
+    """
     if weights is None:
         weights = (None,) * len(outputs)
     given = tuple(weights) if isinstance(weights, tuple | list) else (weights,)
@@ -209,6 +212,8 @@ def _roots(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Ten
             )
         if isinstance(output, torch.Tensor):
             refuse_dual(output)
+        if recorded and isinstance(weight, torch.Tensor) and type(weight) is not Tensor and weight.requires_grad:
+            weight = tracked_alias(weight, any_node(weight))
         gradient = implicit_gradient(output, node, i) if weight is None else spread_weight(weight, output, node, i)
         roots.append((node, gradient))
     return roots
