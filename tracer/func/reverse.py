@@ -42,15 +42,22 @@ def fresh(tensor: Any, transform: str) -> Tensor:
             f"{transform} was asked for the derivative with respect to a tensor of {tensor.dtype}: only floating point and complex tensors "
             f"have one. Convert it, or leave it out (argnums)."
         )
-    if levels.open and type(tensor) is not Tensor and physical(tensor).requires_grad:
-        raise TransformError(
-            f"{transform} inside torch.vmap was given a tensor of shape {tuple(tensor.shape)} that torch's own autograd follows, which "
-            f"cannot be followed together with tracked tensors there. Track it before (tracer.track), or detach it."
-        )
+    if type(tensor) is not Tensor:
+        _refuse_followed_by_torch([tensor])
     if any_node(tensor) is not None:
         return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
     with DisableTorchFunctionSubclass():
         return tracked_alias(plain_alias(tensor)).requires_grad_()
+
+
+def _refuse_followed_by_torch(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ``TransformError`` for a batch that torch's own autograd follows inside ``torch.vmap``: what depends on it there is lost."""
+    for tensor in tensors if levels.open else ():
+        if is_batched(tensor) and physical(tensor).requires_grad:
+            raise TransformError(
+                f"a transform inside torch.vmap came to a tensor of shape {tuple(tensor.shape)} that torch's own autograd follows, which "
+                f"cannot be followed together with tracked tensors there. Track it before (tracer.track), or detach it."
+            )
 
 
 class Taped:
@@ -85,6 +92,7 @@ class Taped:
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
     ) -> list[torch.Tensor]:
         """The gradients of the inputs; zeros for one that the outputs do not depend on."""
+        _refuse_followed_by_torch(outputs)
         roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
             with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
@@ -103,6 +111,8 @@ class Taped:
     ) -> list[torch.Tensor]:
         """``pull`` for each of the batch of the innermost level in turn: a rule on the way cannot be vmapped."""
         level = levels.open[-1]
+        if not any(is_batched(c) and batch_level_of(c) == level.number for c in cotangents):
+            raise error
         if any(is_batched(o) and batch_level_of(o) == level.number for o in outputs):
             raise TransformError(
                 "a transform inside torch.vmap needs the gradient of a call whose rule cannot be vmapped (it decides by values). Call the "
@@ -239,6 +249,7 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
                     f"{title}: all outputs of f must be floating point or complex tensors, got one of {o.dtype}"
                 )
         beyond = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
+        _refuse_followed_by_torch(outputs)
         # What is returned may be written in place before vjp_fn is called.
         ends = [tracked_alias(o, any_node(o)) for o in outputs]
 

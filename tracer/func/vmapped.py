@@ -24,10 +24,11 @@ from ops_registry.torch_private import (
     vmap_parts,
 )
 from tracer.backprop.sweep import Sweep
+from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
 from tracer.recording.inplace import rewrite_argument
-from tracer.recording.levels import Argument, Level, levels, opened, shares_memory
+from tracer.recording.levels import Argument, Level, levels, opened, physical, shares_memory
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.results import mark
 from tracer.recording.views import WriteBan, ban_writes, base_of, views_of
@@ -81,6 +82,11 @@ class VmapNode(OpaqueNode):
         return "the backward pass inside torch.vmap"
 
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        if recorded and self.native:
+            raise UnsupportedError(
+                "create_graph=True, or a transform of a transform, reached a function under torch.vmap in which torch's own autograd follows "
+                "a tensor beside tracked ones: that part of its backward pass cannot be recorded. Track it before (tracer.track, nn.track)."
+            )
         grads = grad if isinstance(grad, tuple) else (grad,)
         given = [i for i, g in enumerate(grads) if g is not None]
         reached: list[int] = []
@@ -273,8 +279,11 @@ def _owners(
 
 def _outside_of(result: torch.Tensor, owner: torch.Tensor | None, node: Node | None) -> torch.Tensor:
     """A result with its history, as a view of ``owner``, whose memory it shows."""
+    if physical(result).requires_grad and (node is None or is_batched(result)):
+        # torch's own autograd follows it too, to where the outermost level ends.
+        return result if node is None else become_tracked(result, node)
     if owner is None:
-        return result if node is None and result.requires_grad else tracked_alias(result, node)
+        return tracked_alias(result, node)
     if (result.dtype, result.is_conj(), result.is_neg()) != (owner.dtype, owner.is_conj(), owner.is_neg()):
         alias = tracked_alias(result, node)
         ban_writes(alias, WriteBan.OF_A_BATCH)
