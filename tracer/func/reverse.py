@@ -220,7 +220,13 @@ def _taped(
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
     listed, spec = tree_flatten(_sliced(args, argnums))
     tape = Taped([fresh(x, title) for x in listed])
-    return tape, spec, func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+    returned = func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+    if any(x._node is not node for x, node in zip(tape.inputs, tape.nodes, strict=True)):
+        raise TransformError(
+            f"{title}: cannot follow a function that writes in place into what it differentiates with respect to, or into memory "
+            f"that this shares. Write into a clone."
+        )
+    return tape, spec, returned
 
 
 def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
