@@ -155,7 +155,9 @@ def _split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
         )
     for a in tree_flatten(output[1])[0]:
         if not isinstance(a, torch.Tensor):
-            raise TransformError(f"{transform}: with has_aux=True aux has to hold tensors alone, and it holds {type(a).__name__}")
+            raise TransformError(
+                f"{transform}: with has_aux=True aux has to hold tensors alone, and it holds {type(a).__name__}"
+            )
     return output
 
 
@@ -203,7 +205,9 @@ def check_argnums(argnums: Any, count: int, transform: str) -> None:
     """Raise ``TransformError`` for ``argnums`` that are neither one of ``count`` arguments nor a tuple of several different ones."""
     listed = argnums if isinstance(argnums, tuple) else (argnums,)
     if not listed or not all(isinstance(n, int) for n in listed):
-        raise TransformError(f"{transform}: argnums has to be an int, or a tuple of ints that is not empty; got {argnums!r}")
+        raise TransformError(
+            f"{transform}: argnums has to be an int, or a tuple of ints that is not empty; got {argnums!r}"
+        )
     if not all(-count <= n < count for n in listed):
         raise TransformError(f"{transform}: argnums={argnums!r}, and there are {count} positional arguments")
     if len({n % count for n in listed}) < len(listed):
@@ -370,6 +374,9 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     def jvp_fn(*tangents: Any) -> Any:
         given = _checked_tangents(primals, tangents, title)
+        for p, t in zip(tree_flatten(primals)[0], tree_flatten(tangents)[0], strict=True):
+            if p.dtype != t.dtype:
+                raise TransformError(f"{title}: a tangent has the dtype of its primal; got {t.dtype} for {p.dtype}")
         return tree_unflatten(linear.push(given, keep=True), out_spec)
 
     return value, jvp_fn
@@ -408,12 +415,12 @@ def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents
 def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any) -> Any:
     """The Hessian of a scalar function in the structure of its inputs, twice: the gradient, then one sweep for all its elements.
 
-    None for a function that returns something else.
+    None for a function that returns something else than a real scalar.
     """
     title = "hessian(f)(*args)"
     check_argnums(argnums, len(args), title)
     gradient = Gradient(func, args, argnums, title)
-    if not gradient.is_scalar:
+    if not (gradient.is_scalar and gradient.output.is_floating_point()):
         return None
     parts = gradient.parts
     sizes = [p.numel() for p in parts]
@@ -423,7 +430,7 @@ def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any
     rows = [block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)]
     columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
     blocks = [
-        tree_unflatten([c.reshape(*p.shape, *q.shape) for c, q in zip(split, parts, strict=True)], gradient.spec)
+        tree_unflatten([c.reshape((*p.shape, *q.shape)) for c, q in zip(split, parts, strict=True)], gradient.spec)
         for p, split in zip(parts, zip(*(c.split(sizes) for c in columns), strict=True), strict=True)
     ]
     return tree_unflatten(blocks, gradient.spec)

@@ -228,13 +228,19 @@ def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) 
         expanded = outputs if dims is None else tree_unflatten(list(map(partial(_expanded, level), listed, dims)), spec)
         results = vmap_parts._unwrap_batched(expanded, out_dims, level.number, level.batch_size, func)
         left, _ = tree_flatten(results)
-        fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o and left[i].dtype in DIFFERENTIABLE]
+        fresh = [
+            i
+            for i, o in enumerate(listed)
+            if type(o) is Tensor and left[i] is not o and left[i].dtype in DIFFERENTIABLE
+        ]
         owners, hidden = _owners(level, [listed[i] for i in fresh], [left[i] for i in fresh])
         ways_out = [WayOut(left[i], listed[i], dims[i]) for i in fresh] if dims is not None else []
         ways_out += [WayOut(tensor, inside, 0) for tensor, inside in hidden]
         ways_out += [WayOut(a.outer, a.inside, a.dim) for a in level.arguments if a.written]
         nodes = _histories(level, ways_out)
-        for argument, node in zip([a for a in level.arguments if a.written], nodes[len(fresh) + len(hidden) :], strict=True):
+        for argument, node in zip(
+            [a for a in level.arguments if a.written], nodes[len(fresh) + len(hidden) :], strict=True
+        ):
             assert node is not None
             rewrite_argument(argument, node)
         for (tensor, _), node in zip(hidden, nodes[len(fresh) :], strict=False):
