@@ -45,7 +45,7 @@ def fresh(tensor: Any, transform: str) -> Tensor:
     if type(tensor) is not Tensor:
         _refuse_followed_by_torch([tensor])
     if any_node(tensor) is not None:
-        return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
+        return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))
     with DisableTorchFunctionSubclass():
         return tracked_alias(plain_alias(tensor)).requires_grad_()
 
@@ -180,7 +180,8 @@ def grad_and_value(
             )
         if output.is_complex():
             raise TransformError(
-                f"{title}: expected f(*args) to return a real tensor, got one of {output.dtype}. Return its real part, or its absolute value."
+                f"{title}: expected f(*args) to return a real tensor, got one of {output.dtype}. Return its real part, or its absolute "
+                f"value."
             )
         recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]])
         one = torch.ones_like(plain_alias(output))

@@ -84,8 +84,9 @@ class VmapNode(OpaqueNode):
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
         if recorded and self.native:
             raise UnsupportedError(
-                "create_graph=True, or a transform of a transform, reached a function under torch.vmap in which torch's own autograd follows "
-                "a tensor beside tracked ones: that part of its backward pass cannot be recorded. Track it before (tracer.track, nn.track)."
+                "create_graph=True, or a transform of a transform, reached a function under torch.vmap in which torch's own autograd "
+                "follows a tensor beside tracked ones: that part of its backward pass cannot be recorded. Track it before (tracer.track, "
+                "nn.track)."
             )
         grads = grad if isinstance(grad, tuple) else (grad,)
         given = [i for i, g in enumerate(grads) if g is not None]

@@ -116,7 +116,7 @@ def live_views(base: torch.Tensor) -> list[torch.Tensor]:
 def prepare(target: torch.Tensor, name: str) -> None:
     """Before a write into ``target``: find the views that are concerned, and raise where their history cannot be rewritten.
 
-    Raises ``UnsupportedError`` for a base whose elements may share memory, for views that show the memory as another dtype or conjugated, and for
+    Raises ``UnsupportedError`` for a base whose elements may share memory, for views that show it as another dtype or conjugated, and for
     views that the user has made leaves.
     """
     base: Any = base_of(target)
@@ -217,7 +217,7 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | None:
-    """The arguments of the write of ``view`` into ``base`` as if there were no gaps in the base's memory; None where the view reaches there.
+    """The arguments of the write of ``view`` into ``base``, as without gaps in the base's memory; None where the view reaches there.
 
     An argument of a vmapped function has gaps where its batch does not go along the dimension of the largest stride.
     """
@@ -230,7 +230,7 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
     sizes = [size for _, size in blocks]
     dense = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
 
-    def digits(distance: int) -> list[int]:
+    def digits(distance: Any) -> list[int]:
         """How far a step of ``distance`` goes along each block, and what is left."""
         found = []
         for stride, _ in blocks:
