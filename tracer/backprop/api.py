@@ -20,7 +20,7 @@ from tracer.node import Node
 from tracer.recording.forward_mode import refuse_dual
 from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
-from tracer.tracked_tensor import Tensor
+from tracer.tracked_tensor import Tensor, tracked_alias
 
 #: A tensor, or the place in the graph where its gradient arrives.
 Place = torch.Tensor | GradientEdge
@@ -53,7 +53,7 @@ def backward(
     wanted = None if inputs is None else as_places(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables)
+    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables, create_graph)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
         if wanted is None:
@@ -125,7 +125,7 @@ def grad(
     wanted = as_places(inputs.values()) if isinstance(inputs, dict) else as_places(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
-    roots = roots_of(outs, grad_outputs)
+    roots = roots_of(outs, grad_outputs, create_graph)
     nodes = _nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
@@ -193,8 +193,11 @@ def as_places(places: Any) -> tuple[Any, ...]:
     return given
 
 
-def roots_of(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Tensor]]:
-    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar."""
+def roots_of(outputs: tuple[Any, ...], weights: Any, recorded: bool) -> list[tuple[Node, torch.Tensor]]:
+    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar.
+
+    ``recorded``: so is what the sweep makes of a weight that torch's own autograd follows.
+    """
     if weights is None:
         weights = (None,) * len(outputs)
     given = tuple(weights) if isinstance(weights, tuple | list) else (weights,)
@@ -210,6 +213,8 @@ def roots_of(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.T
             )
         if isinstance(output, torch.Tensor):
             refuse_dual(output)
+        if recorded and isinstance(weight, torch.Tensor) and type(weight) is not Tensor and weight.requires_grad:
+            weight = tracked_alias(weight, any_node(weight))
         gradient = implicit_gradient(output, node, i) if weight is None else spread_weight(weight, output, node, i)
         roots.append((node, gradient))
     return roots
@@ -272,6 +277,6 @@ def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.
     if not sweep.bridged:
         return []
     natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
-    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives])
+    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives], sweep.keep_graph)
     sweep.bridged.clear()
     return [(i, g) for (i, _), g in zip(natives, gradients, strict=True) if g is not None]

@@ -491,7 +491,7 @@ class Sweep:
         self._fill([(t, [g]) for t, g in self.retained])
         self._fill([(t, [g]) for t, g in inputs])
         if self.bridged:
-            backward_into_torch(self.bridged, None)
+            backward_into_torch(self.bridged, None, self.keep_graph)
 
     def _fill(self, entries: list[Entry]) -> None:
         if entries:

@@ -96,7 +96,7 @@ def visits(outputs: Any, grad_outputs: Any = None, targets: set[Node] | None = N
     nodes run as in ``torch.autograd.grad``. Raises what a sweep raises, at the step that does.
     """
     sweep = _SteppingSweep()
-    sweep.run(roots_of(as_places(outputs), grad_outputs), targets, through_bridges=True)
+    sweep.run(roots_of(as_places(outputs), grad_outputs, False), targets, through_bridges=True)
     for node in sweep.waiting:
         sweep.visit = None
         with sweep.stepping():
