@@ -31,7 +31,6 @@ FLOORS = {
     "tracer": (
         ("__init__",),
         ("checks",),
-        ("reports",),
         ("install",),
         ("func",),
         ("backprop",),
