@@ -83,14 +83,15 @@ def explain_unused(unused: Iterable[str], met: set[str], scope: Scope | None) ->
     met = met | set(counts)
     # A path that no module has is the likelier fault than an op that hides, and the error says both.
     near = _meant(scope.near()) if scope is not None and not scope.matched else ""
-    reasons = [_reason(name, met, counts) for name in unused]
+    reasons = [why_not_met(name, met, counts) for name in unused]
     return UnusedRuleError(
         f"use() has ended, and its {rules} for {names} {'were' if len(unused) > 1 else 'was'} never applied. {' '.join(reasons)}{near} "
         f"{_what_ran(met, counts)} expect=None says that this is all right."
     )
 
 
-def _reason(name: str, met: set[str], counts: Mapping[str, int]) -> str:
+def why_not_met(name: str, met: set[str], counts: Mapping[str, int]) -> str:
+    """Why no call of ``name`` stands in the record, of the ops ``met`` so often as ``counts`` says: the ops that do its work, if any did."""
     hiding = [op for op, parts in HIDDEN_IN.items() if name in parts and op in met]
     if hiding:
         places = ", ".join(op if op not in counts else f"{op}, {_calls(counts[op])}" for op in hiding)

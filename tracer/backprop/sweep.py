@@ -14,7 +14,6 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -52,6 +51,8 @@ class Sweep:
 
     #: Whether the common node may be visited in the fast lane; off where a test holds the two lanes side by side.
     fast = True
+    #: Whether what each call passes on comes through ``_hand_on``, where a subclass looks at it. In the general lane alone.
+    watched = False
 
     def __init__(self, *, keep_graph: bool, create_graph: bool) -> None:
         self.keep_graph = keep_graph
@@ -114,22 +115,23 @@ class Sweep:
         ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited, or,
         with ``through_bridges``, to a place where the history goes on in torch's autograd.
         """
-        for node, grad in roots:
-            self._add(node, grad)
-            self.device = grad.device
+        self._begin_at(roots)
         self.order = order = hooked_leaves_early(backward_order(list(self.grads)))
         self.targets = targets
         self.needed = None if targets is None else nodes_needed_for(targets, order, through_bridges)
         self._visit_all(order)
         return self.found
 
+    def _begin_at(self, roots: Iterable[tuple[Node, torch.Tensor]]) -> None:
+        for node, grad in roots:
+            self._add(node, grad)
+            self.device = grad.device
+
     def run_inside(
         self, roots: Iterable[tuple[Node, torch.Tensor]], inside: list[Node], limits: list[Node]
     ) -> dict[Node, torch.Tensor]:
         """Carry the gradients of ``roots`` back through the nodes ``inside`` (newest first), and return those that reached ``limits``."""
-        for node, grad in roots:
-            self._add(node, grad)
-            self.device = grad.device
+        self._begin_at(roots)
         self.targets = set(limits)
         self.needed = {*inside, *limits}
         self.order = inside
@@ -275,12 +277,17 @@ class Sweep:
             self._through_with_care(node, grad)
             return
         #: By position among the parents: what is to be passed on, held back while hooks look at it.
-        grad_inputs: dict[int, Any] | None = {} if node.extras is not None and node.extras.post_hooks else None
+        hooked = node.extras is not None and bool(node.extras.post_hooks)
+        grad_inputs: dict[int, Any] | None = {} if hooked or self.watched else None
         grad = self._gradients(node, grad, grad_inputs)
         if grad_inputs is not None:
-            run_post_hooks(node, grad_inputs, grad)
-            for position, result in grad_inputs.items():
-                self._deliver(node.parents[position], result)
+            if hooked:
+                run_post_hooks(node, grad_inputs, grad)
+            self._hand_on(node, grad, grad_inputs)
+
+    def _hand_on(self, node: CallNode | OpaqueNode, grad: Any, grad_inputs: dict[int, Any]) -> None:
+        for position, result in grad_inputs.items():
+            self._deliver(node.parents[position], result)
 
     def _gradients(self, node: CallNode | OpaqueNode, grad: Any, grad_inputs: dict[int, Any] | None) -> Any:
         """Let the rule, or the node itself, give the gradients of the inputs. Returns what hooks are shown as that of the result."""
@@ -306,8 +313,7 @@ class Sweep:
             raise
         finally:
             anomaly.visited.trace = outer
-        for position, result in grad_inputs.items():
-            self._deliver(node.parents[position], result)
+        self._hand_on(node, grad, grad_inputs)
 
     def _through_rule(self, node: CallNode, grad: Any, grad_inputs: dict[int, Any] | None) -> None:
         # 2 saved tensors
@@ -355,11 +361,9 @@ class Sweep:
 
     def _in_flight(self) -> list[torch.Tensor]:
         """All gradients that the sweep holds."""
-        held = tensors_in(list(self.grads.values()))
-        held += [g for _, buffer in self.leaves for g in buffer]
-        held += [g for _, g in self.retained]
-        held += [g for _, g in self.bridged]
-        return [*held, *self.found.values()]
+        waiting = [g for _, buffer in self.leaves for g in buffer]
+        handed = [g for _, g in (*self.retained, *self.bridged)]
+        return [*tensors_in(list(self.grads.values())), *waiting, *handed, *self.found.values()]
 
     def _zero_at(self, node: Node) -> Any:
         """The zero gradient of a node that no other gradient has reached: a tensor where someone will look at it, else passed on unseen."""
@@ -459,7 +463,7 @@ class Sweep:
         hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
         if extras is not None and (extras.prehooks or extras.post_hooks):
             buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(partial(self._show_filled, leaf, buffer[0]))
+            hooks.append(lambda _, grad=buffer[0]: run_post_hooks(leaf, {}, grad))
         if not hooks:
             self._fill_at_the_end(tensor, buffer)
             return
@@ -472,10 +476,6 @@ class Sweep:
     def _fill_at_the_end(self, tensor: torch.Tensor, buffer: list[Any]) -> None:
         if buffer[0] is not None:
             self.leaves.append((tensor, buffer))
-
-    @staticmethod
-    def _show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
-        run_post_hooks(leaf, {}, grad)
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
