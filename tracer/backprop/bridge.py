@@ -6,17 +6,18 @@ import torch
 
 
 def backward_into_torch(
-    bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None
+    bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None, keep_graph: bool
 ) -> list[torch.Tensor | None]:
     """Carry gradients that arrived at bridges on into torch's autograd.
 
     ``inputs`` None: accumulate into native leaves. Otherwise return the gradient of each of ``inputs``, None where torch finds no way.
+    ``keep_graph``: torch is to let go of nothing that it saved.
     """
     tensors = [t for t, _ in bridged]
     grads = [g for _, g in bridged]
     if inputs is None:
-        torch.autograd.backward(tensors, grads)
+        torch.autograd.backward(tensors, grads, retain_graph=keep_graph)
         return []
     if not bridged or not inputs:
         return [None] * len(inputs)
-    return list(torch.autograd.grad(tensors, inputs, grads, allow_unused=True))
+    return list(torch.autograd.grad(tensors, inputs, grads, retain_graph=keep_graph, allow_unused=True))

@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError, RuleResultError
-from ops_registry.rule import Step
+from ops_registry.rule import CallPlan, Step
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
@@ -31,6 +31,7 @@ from tracer.backprop.hooks import (
     run_hooks,
     run_post_hooks,
     run_prehooks,
+    show_filled,
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
@@ -188,7 +189,7 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    steps = self._steps(node)
+                    steps = self._steps(node, node.plan)
                     if recorded:
                         saved = reattach(node, saved)
                 try:
@@ -316,7 +317,12 @@ class Sweep:
             saved = reattach(node, saved)
         if not self.keep_graph:
             release(node)
-        for step in self._steps(node):
+        self._run_steps(node, node.plan, saved, grad, grad_inputs)
+
+    def _run_steps(
+        self, node: CallNode, plan: CallPlan, saved: tuple[Any, ...], grad: Any, grad_inputs: dict[int, Any] | None
+    ) -> None:
+        for step in self._steps(node, plan):
             try:
                 # 3 rule
                 results = step.call(grad, saved, step.needs)
@@ -329,12 +335,12 @@ class Sweep:
                 say_where(error, node)
                 raise
 
-    def _steps(self, node: CallNode) -> tuple[Step, ...]:
-        """The formulas of ``node`` that lead to a target."""
+    def _steps(self, node: CallNode, plan: CallPlan) -> tuple[Step, ...]:
+        """The formulas of ``node``, by its plan or another, that lead to a target."""
         needed = self.needed
         if needed is None:
-            return node.plan.steps
-        return node.plan.steps_for(
+            return plan.steps
+        return plan.steps_for(
             tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])
         )
 
@@ -459,7 +465,7 @@ class Sweep:
         hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
         if extras is not None and (extras.prehooks or extras.post_hooks):
             buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(partial(self._show_filled, leaf, buffer[0]))
+            hooks.append(partial(show_filled, leaf, buffer[0]))
         if not hooks:
             self._fill_at_the_end(tensor, buffer)
             return
@@ -472,10 +478,6 @@ class Sweep:
     def _fill_at_the_end(self, tensor: torch.Tensor, buffer: list[Any]) -> None:
         if buffer[0] is not None:
             self.leaves.append((tensor, buffer))
-
-    @staticmethod
-    def _show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
-        run_post_hooks(leaf, {}, grad)
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
@@ -491,7 +493,7 @@ class Sweep:
         self._fill([(t, [g]) for t, g in self.retained])
         self._fill([(t, [g]) for t, g in inputs])
         if self.bridged:
-            backward_into_torch(self.bridged, None)
+            backward_into_torch(self.bridged, None, self.keep_graph)
 
     def _fill(self, entries: list[Entry]) -> None:
         if entries:
