@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer import func
 from tracer.backprop.api import backward, grad
+from tracer.backprop.replay import replay
 from tracer.errors import (
     AnomalyError,
     FreedGraphError,
@@ -81,6 +82,7 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "graph_of",
+    "replay",
     "save_on_cpu",
     "saved_tensors_hooks",
     "steps",

@@ -129,10 +129,7 @@ def grad(
     nodes = nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
-        found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in wanted))
-        for i, gradient in _from_torch(sweep, wanted):
-            found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
-        results = [found.get(node) for node in nodes]
+        results = gradients_of(sweep, roots, wanted, nodes)
         for i, (result, place, node) in enumerate(zip(results, wanted, nodes, strict=True)):
             if result is None and materialize_grads:
                 results[i] = _zeros_for(place, node, sweep.device)
@@ -145,6 +142,16 @@ def grad(
     if isinstance(inputs, dict):
         return dict(zip(inputs, results, strict=True))
     return tuple(results)
+
+
+def gradients_of(
+    sweep: Sweep, roots: list[tuple[Node, torch.Tensor]], inputs: tuple[Any, ...], nodes: list[Node]
+) -> list[torch.Tensor | None]:
+    """What ``sweep``, from ``roots`` on, brings to each of the ``inputs``, whose ``nodes`` are given; None where nothing arrives."""
+    found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in inputs))
+    for i, gradient in _from_torch(sweep, inputs):
+        found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
+    return [found.get(node) for node in nodes]
 
 
 def _batched(
@@ -185,6 +192,7 @@ def _batched(
 
 
 def as_tuple(places: Any) -> tuple[Any, ...]:
+    """One tensor or gradient edge, or several, as a tuple. Raises ``UnsupportedError`` for anything else."""
     given = (places,) if isinstance(places, torch.Tensor | GradientEdge) else tuple(places)
     for place in given:
         if not isinstance(place, torch.Tensor | GradientEdge):
@@ -236,6 +244,7 @@ def _node_at(place: Any) -> Node | None:
 
 
 def nodes_of_inputs(inputs: tuple[Any, ...]) -> list[Node]:
+    """Where the gradients of ``inputs`` arrive. Raises ``NoHistoryError`` for one that does not require grad."""
     nodes = []
     for i, place in enumerate(inputs):
         node = _node_at(place)
@@ -271,6 +280,6 @@ def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.
     if not sweep.bridged:
         return []
     natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
-    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives])
+    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives], sweep.keep_graph)
     sweep.bridged.clear()
     return [(i, g) for (i, _), g in zip(natives, gradients, strict=True) if g is not None]

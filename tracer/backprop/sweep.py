@@ -14,28 +14,30 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 
-from ops_registry.errors import GlassgradError, RuleResultError
-from ops_registry.rule import Step
+from ops_registry.errors import GlassgradError
+from ops_registry.rule import CallPlan, Step
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
-from tracer.backprop.bridge import backward_into_torch
+from tracer.backprop.bridge import backward_into_torch, not_recordable
 from tracer.backprop.hooks import (
     native_hooks,
     run_hooks,
     run_post_hooks,
     run_prehooks,
+    show_filled,
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
 from tracer.backprop.progress import begin, end, next_task
-from tracer.backprop.projecting import check_tensor, origin_of, project_list, project_onto, say_where
-from tracer.errors import FreedGraphError, UnsupportedError
+from tracer.backprop.projecting import check_tensor, project_list, project_onto, say_where, wrong_number
+from tracer.errors import FreedGraphError
 from tracer.graph import backward_order
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat, tensors_in
@@ -190,7 +192,7 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    steps = self._steps(node)
+                    steps = self._steps(node, node.plan)
                     if recorded:
                         saved = reattach(node, saved)
                 try:
@@ -322,7 +324,12 @@ class Sweep:
             saved = reattach(node, saved)
         if not self.keep_graph:
             release(node)
-        for step in self._steps(node):
+        self._run_steps(node, node.plan, saved, grad, grad_inputs)
+
+    def _run_steps(
+        self, node: CallNode, plan: CallPlan, saved: tuple[Any, ...], grad: Any, grad_inputs: dict[int, Any] | None
+    ) -> None:
+        for step in self._steps(node, plan):
             try:
                 # 3 rule
                 results = step.call(grad, saved, step.needs)
@@ -335,12 +342,12 @@ class Sweep:
                 say_where(error, node)
                 raise
 
-    def _steps(self, node: CallNode) -> tuple[Step, ...]:
-        """The formulas of ``node`` that lead to a target."""
+    def _steps(self, node: CallNode, plan: CallPlan) -> tuple[Step, ...]:
+        """The formulas of ``node``, by its plan or another, that lead to a target."""
         needed = self.needed
         if needed is None:
-            return node.plan.steps
-        return node.plan.steps_for(
+            return plan.steps
+        return plan.steps_for(
             tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])
         )
 
@@ -390,10 +397,7 @@ class Sweep:
         if results is None:
             results = (None,) * len(step.parents)
         if len(results) != len(step.parents):
-            raise RuleResultError(
-                f"{origin_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
-                f"({', '.join(step.formula.wrt)}). Return one for each, None for a gradient of zero."
-            )
+            raise wrong_number(node, step, len(results))
         for result, position in zip(results, step.parents, strict=True):
             if position is not None:
                 self._pass_on(node, step, position, result, grad_inputs)
@@ -463,7 +467,7 @@ class Sweep:
         hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
         if extras is not None and (extras.prehooks or extras.post_hooks):
             buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(lambda _, grad=buffer[0]: run_post_hooks(leaf, {}, grad))
+            hooks.append(partial(show_filled, leaf, buffer[0]))
         if not hooks:
             self._fill_at_the_end(tensor, buffer)
             return
@@ -479,10 +483,7 @@ class Sweep:
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
-            raise UnsupportedError(
-                f"create_graph=True reached a tensor of shape {tuple(bridge.native.shape)} with a history in torch's own autograd, where "
-                f"the backward pass cannot be recorded. Track its leaves before they are used (tracer.track, nn.track)."
-            )
+            raise not_recordable(bridge.native)
         self.bridged.append((bridge.native, grad))
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
@@ -491,7 +492,7 @@ class Sweep:
         self._fill([(t, [g]) for t, g in self.retained])
         self._fill([(t, [g]) for t, g in inputs])
         if self.bridged:
-            backward_into_torch(self.bridged, None)
+            backward_into_torch(self.bridged, None, self.keep_graph)
 
     def _fill(self, entries: list[Entry]) -> None:
         if entries:

@@ -66,7 +66,8 @@ def conservation(loss: torch.Tensor, graph: Graph) -> Report[Flow]:
         return Report(f"conserved: all of {calls(len(rows))} pass on the flow that comes to them", rows)
     largest = rows[0]
     return Report(
-        f"not conserved: {len(leaks)} of {calls(len(rows))} leak, {total:.4g} in sum; the largest leak is {largest.leak:.4g}, in {largest.op}",
+        f"not conserved: {len(leaks)} of {calls(len(rows))} leak, {total:.4g} in sum; the largest leak is {largest.leak:.4g}, in "
+        f"{largest.op}",
         rows,
         ["Leave out the bias, or replace the rule of the op by one that conserves what you follow (ops_registry.use)."],
     )

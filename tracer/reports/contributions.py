@@ -22,8 +22,38 @@ from tracer.reports.steps import Step, input_names, steps
 
 #: Views that are looked through: what is done with the view is the use. Their gradient is the view's, put where it belongs.
 _VIEWS = frozenset(
-    "H T __getitem__ adjoint as_strided chunk diagonal expand expand_as flatten mH mT movedim narrow permute reshape select slice split "
-    "split_with_sizes squeeze swapaxes swapdims t transpose unbind unflatten unsqueeze view view_as".split()
+    (
+        "H",
+        "T",
+        "__getitem__",
+        "adjoint",
+        "as_strided",
+        "chunk",
+        "diagonal",
+        "expand",
+        "expand_as",
+        "flatten",
+        "mH",
+        "mT",
+        "movedim",
+        "narrow",
+        "permute",
+        "reshape",
+        "select",
+        "slice",
+        "split",
+        "split_with_sizes",
+        "squeeze",
+        "swapaxes",
+        "swapdims",
+        "t",
+        "transpose",
+        "unbind",
+        "unflatten",
+        "unsqueeze",
+        "view",
+        "view_as",
+    )
 )
 
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 import torch
 
+from ops_registry.rule import CallPlan
+from ops_registry.scopes import Replacements, Substitution
 from ops_registry.sites import Site
 from tracer.backprop.api import Places, Weights, as_tuple, roots_of
 from tracer.backprop.order import hooked_leaves_early
 from tracer.backprop.progress import begin, end
-from tracer.backprop.sweep import Sweep
+from tracer.backprop.replay import Replay, other_plans
 from tracer.graph import backward_order
 from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output
 from tracer.reports.report import as_text, place
@@ -59,29 +61,34 @@ def _told(grad: Any) -> str:
     return "zero" if grad is None else as_text(grad)
 
 
-def steps(outputs: Places, grad_outputs: Weights = None) -> Iterator[Step]:
+def steps(outputs: Places, grad_outputs: Weights = None, rules: Replacements | None = None) -> Iterator[Step]:
     """The backward pass of ``outputs``, call by call, newest first, and the leaves with their gradients.
 
     ``grad_outputs`` weights the outputs, as in ``torch.autograd.grad``. The graph is retained, and no ``.grad`` is touched, nor that of
     tensors that retain it. Hooks on tensors and nodes run as in any backward pass, each when its node's turn comes; those that run once
     ``.grad`` is filled do not. A pass that is not gone through to its end leaves nothing behind.
 
-    A call that several results go into is one step. A call under ``torch.vmap`` is one step for all that was recorded inside. Where the
-    history goes on in torch's own autograd, the last step has the gradient that arrives there. A node to which no gradient goes is left out.
+    A call with several results is one step. So is all that was recorded inside one level of ``torch.vmap``. Where the history goes on in
+    torch's own autograd, a step has the gradient that arrives there. A node to which no gradient goes has none.
+
+    ``rules`` take the place of those that the calls were recorded under, as in ``tracer.replay``, with the same conditions and errors.
 
     Raises what ``torch.autograd.grad`` raises: the arguments are looked at at once, and a call when its turn comes.
     """
-    return SteppedSweep().steps(roots_of(as_tuple(outputs), grad_outputs))
+    roots = roots_of(as_tuple(outputs), grad_outputs)
+    nodes = [node for node, _ in roots]
+    leaves = {node for node in backward_order(nodes) if isinstance(node, Leaf)}
+    plans = {} if rules is None else other_plans(Substitution(rules), nodes, leaves)
+    return SteppedSweep(plans).steps(roots)
 
 
-class SteppedSweep(Sweep):
+class SteppedSweep(Replay):
     """A sweep that halts after every node, and shows what came and what went on."""
 
-    fast = False
     watched = True
 
-    def __init__(self) -> None:
-        super().__init__(keep_graph=True, create_graph=False)
+    def __init__(self, plans: Mapping[Node, CallPlan]) -> None:
+        super().__init__(plans)
         #: Gradient and gradients of the inputs of the call that was visited last.
         self._seen: tuple[Any, dict[int, Any]] | None = None
 

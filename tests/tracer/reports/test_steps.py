@@ -158,3 +158,13 @@ def test_a_history_in_torch_ends_with_the_gradient_that_arrives_there() -> None:
     last = list(tracer.steps((leaf(3) * between).sum()))
     (step,) = [s for s in last if s.op == "torch"]
     assert step.grad.shape == (3,) and native.grad is None
+
+
+def test_other_rules_can_be_stepped_through() -> None:
+    x = leaf(4)
+    with tracer.Graph(values=True):
+        loss = x.relu().sum()
+    *_, last = tracer.steps(loss, rules={torch.relu: lambda grad: grad * 5})
+    assert torch.equal(last.grad, torch.full((4,), 5.0, dtype=torch.float64))
+    *_, plain = tracer.steps(loss)
+    assert torch.equal(plain.grad, (x.detach() > 0).double())
