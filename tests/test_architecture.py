@@ -31,6 +31,7 @@ FLOORS = {
     "tracer": (
         ("__init__",),
         ("checks",),
+        ("reports",),
         ("install",),
         ("func",),
         ("backprop",),

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer import func
 from tracer.backprop.api import backward, grad
+from tracer.backprop.replay import replay
 from tracer.errors import (
     AnomalyError,
     FreedGraphError,
@@ -37,6 +38,10 @@ from tracer.tracked_tensor import Tensor, tensor, track
 if TYPE_CHECKING:
     from tracer.checks.gradcheck import gradcheck, gradgradcheck
     from tracer.checks.rules.check import check_rule
+    from tracer.reports.audit import audit
+    from tracer.reports.conservation import conservation
+    from tracer.reports.contributions import contributions
+    from tracer.reports.steps import steps
 
 __all__ = [
     "AnomalyError",
@@ -64,18 +69,23 @@ __all__ = [
     "TransformError",
     "UnsupportedError",
     "UnusedInputError",
+    "audit",
     "backward",
     "check_rule",
     "checkpoint",
     "checkpoint_sequential",
+    "conservation",
+    "contributions",
     "fallback",
     "func",
     "grad",
     "gradcheck",
     "gradgradcheck",
     "graph_of",
+    "replay",
     "save_on_cpu",
     "saved_tensors_hooks",
+    "steps",
     "tensor",
     "track",
 ]
@@ -83,14 +93,18 @@ __all__ = [
 _install()
 
 #: Loaded when they are asked for: who only computes gradients needs none of it.
-_CHECKS = {
+_LATER = {
+    "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
+    "conservation": "tracer.reports.conservation",
+    "contributions": "tracer.reports.contributions",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
+    "steps": "tracer.reports.steps",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CHECKS:
-        return getattr(importlib.import_module(_CHECKS[name]), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

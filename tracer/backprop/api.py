@@ -49,18 +49,18 @@ def backward(
         raise UnsupportedError(
             "backward() was called inside torch.vmap, where leaves cannot be filled. Use tracer.func.grad or torch.autograd.grad there."
         )
-    outputs = _as_tuple(tensors)
-    wanted = None if inputs is None else _as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
+    outputs = as_tuple(tensors)
+    wanted = None if inputs is None else as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    roots = _roots(outputs, grad_tensors if grad_tensors is not None else grad_variables, create_graph)
+    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables, create_graph)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
         if wanted is None:
             sweep.run(roots)
             sweep.commit()
             return
-        nodes = _nodes_of_inputs(wanted)
+        nodes = nodes_of_inputs(wanted)
         for tensor in wanted:
             if isinstance(tensor, Tensor):
                 tensor.retain_grad()  # as in torch: this fills ``.grad`` of a tensor that is no leaf
@@ -118,21 +118,18 @@ def grad(
         raise GradientArgumentError(
             "materialize_grads=True fills in for unused inputs: allow_unused cannot be False with it"
         )
-    outs = _as_tuple(outputs)
+    outs = as_tuple(outputs)
     if is_grads_batched:
         keep = create_graph if retain_graph is None else retain_graph
         return _batched(outs, inputs, grad_outputs, keep, create_graph, allow_unused, materialize_grads)
-    wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
+    wanted = as_tuple(inputs.values()) if isinstance(inputs, dict) else as_tuple(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
-    roots = _roots(outs, grad_outputs, create_graph)
-    nodes = _nodes_of_inputs(wanted)
+    roots = roots_of(outs, grad_outputs, create_graph)
+    nodes = nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
-        found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in wanted))
-        for i, gradient in _from_torch(sweep, wanted):
-            found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
-        results = [found.get(node) for node in nodes]
+        results = gradients_of(sweep, roots, wanted, nodes)
         for i, (result, place, node) in enumerate(zip(results, wanted, nodes, strict=True)):
             if result is None and materialize_grads:
                 results[i] = _zeros_for(place, node, sweep.device)
@@ -145,6 +142,16 @@ def grad(
     if isinstance(inputs, dict):
         return dict(zip(inputs, results, strict=True))
     return tuple(results)
+
+
+def gradients_of(
+    sweep: Sweep, roots: list[tuple[Node, torch.Tensor]], inputs: tuple[Any, ...], nodes: list[Node]
+) -> list[torch.Tensor | None]:
+    """What ``sweep``, from ``roots`` on, brings to each of the ``inputs``, whose ``nodes`` are given; None where nothing arrives."""
+    found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in inputs))
+    for i, gradient in _from_torch(sweep, inputs):
+        found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
+    return [found.get(node) for node in nodes]
 
 
 def _batched(
@@ -167,7 +174,7 @@ def _batched(
             f"is_grads_batched=True takes grad_outputs whose first dimension counts cotangents, one size throughout; got shapes "
             f"{[None if g is None else tuple(g.shape) for g in given]}"
         )
-    wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
+    wanted = as_tuple(inputs.values()) if isinstance(inputs, dict) else as_tuple(inputs)
 
     def sweep(cotangents: Sequence[torch.Tensor | None], retain: bool) -> tuple[torch.Tensor | None, ...]:
         return grad(
@@ -184,7 +191,8 @@ def _batched(
     return dict(zip(inputs, results, strict=True)) if isinstance(inputs, dict) else results  # type: ignore[return-value]
 
 
-def _as_tuple(places: Any) -> tuple[Any, ...]:
+def as_tuple(places: Any) -> tuple[Any, ...]:
+    """One tensor or gradient edge, or several, as a tuple. Raises ``UnsupportedError`` for anything else."""
     given = (places,) if isinstance(places, torch.Tensor | GradientEdge) else tuple(places)
     for place in given:
         if not isinstance(place, torch.Tensor | GradientEdge):
@@ -192,7 +200,7 @@ def _as_tuple(places: Any) -> tuple[Any, ...]:
     return given
 
 
-def _roots(outputs: tuple[Any, ...], weights: Any, recorded: bool) -> list[tuple[Node, torch.Tensor]]:
+def roots_of(outputs: tuple[Any, ...], weights: Any, recorded: bool) -> list[tuple[Node, torch.Tensor]]:
     """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar.
 
     ``recorded``: so is what the sweep makes of a weight that torch's own autograd follows.
@@ -240,7 +248,8 @@ def _node_at(place: Any) -> Node | None:
     return node
 
 
-def _nodes_of_inputs(inputs: tuple[Any, ...]) -> list[Node]:
+def nodes_of_inputs(inputs: tuple[Any, ...]) -> list[Node]:
+    """Where the gradients of ``inputs`` arrive. Raises ``NoHistoryError`` for one that does not require grad."""
     nodes = []
     for i, place in enumerate(inputs):
         node = _node_at(place)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from tracer.errors import UnsupportedError
+
 
 def backward_into_torch(
     bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None, keep_graph: bool
@@ -21,3 +23,11 @@ def backward_into_torch(
     if not bridged or not inputs:
         return [None] * len(inputs)
     return list(torch.autograd.grad(tensors, inputs, grads, retain_graph=keep_graph, allow_unused=True))
+
+
+def not_recordable(native: torch.Tensor) -> UnsupportedError:
+    """The error for a recorded backward pass that comes to a tensor with a history in torch's own autograd."""
+    return UnsupportedError(
+        f"create_graph=True reached a tensor of shape {tuple(native.shape)} with a history in torch's own autograd, where "
+        f"the backward pass cannot be recorded. Track its leaves before they are used (tracer.track, nn.track)."
+    )

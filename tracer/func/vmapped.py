@@ -63,6 +63,7 @@ class VmapNode(OpaqueNode):
 
     __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots")
 
+    inside: list[Node]
     #: None for a result is no gradient: the sweep inside begins with those that are there.
     none_is_zero = True
 
