@@ -22,6 +22,7 @@ class Kind(Enum):
     IN_PLACE = "in place"
     DECOMPOSITION = "decomposition"
     NO_GRADIENT = "no gradient"
+    OBSERVED = "observed"
 
     # Looked up in a dictionary at every call: Enum's own hash is a Python function.
     __hash__ = object.__hash__
@@ -99,13 +100,40 @@ class Spelling:
         values = dict(self.defaults)
         values.update(zip(self.order, args, strict=False))
         for name, value in kwargs.items():
-            known = "input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)
+            known = self._known(name)
             if known not in names and known != "out" and isinstance(value, torch.Tensor):
                 raise UnsupportedCallError(
                     f"{self.rule.name} got a tensor as '{name}', which its signature ({', '.join(names)}) has not"
                 )
             values[known] = value
         return tuple([values.get(n) for n in names])
+
+    def replaced(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call with other ``values`` for some of the rule's names; a name that it leaves to its default stays there."""
+        if self.varargs:
+            args = gather_varargs(args)
+        new_args = tuple([values.get(name, arg) for name, arg in zip(self.order, args, strict=False)])
+        return new_args, {name: values.get(self._known(name), value) for name, value in kwargs.items()}
+
+    def _known(self, name: str) -> str:
+        """The rule's name for a keyword."""
+        return "input" if name == "self" else name if name in self.rule.signature.names else NUMPY_NAMES.get(name, name)
+
+
+class ObservedSpelling(Spelling):
+    """A spelling whose calls are made by ``observe(spelling, func, args, kwargs)``, which is given the one ``beneath``."""
+
+    __slots__ = ("beneath", "bottom", "observe")
+
+    def __init__(self, beneath: Spelling, observe: Callable[..., Any]) -> None:
+        self.func, self.rule, self.inplace = beneath.func, beneath.rule, beneath.inplace
+        self.kind, self.fast, self.pick_overload = Kind.OBSERVED, False, None
+        self.beneath = beneath
+        #: The one that nobody observes.
+        self.bottom: Spelling = beneath.bottom if isinstance(beneath, ObservedSpelling) else beneath
+        self.observe = observe
 
 
 def gather_varargs(args: tuple[Any, ...]) -> tuple[Any, ...]:

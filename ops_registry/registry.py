@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as copy_with
 from typing import Any, TypeVar
@@ -62,8 +62,13 @@ def extend(
     wrt: str | tuple[str, ...],
     replacing: bool,
     cast_to_grad: tuple[str, ...] = (),
+    linear: tuple[tuple[str, ...], ...] = (),
+    symmetric: bool = False,
 ) -> Rule:
-    """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them."""
+    """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them.
+
+    What was declared of the inputs that it replaces is no longer known.
+    """
     formula = make_formula(function, wrt, rule.signature, rule.name, cast_to_grad)
     others = []
     casts = list(cast_to_grad)
@@ -83,8 +88,16 @@ def extend(
                 others.append(copy_with(existing, replaced=existing.replaced | overlap))
     formula = copy_with(formula, cast_to_grad=tuple(n for n in formula.saves if n in casts))
     written = None if replacing or rule.no_gradient else rule.in_place_rule
+    kept = [group for group in rule.linear if not (replacing and set(group) & set(formula.wrt))]
     extended = copy_with(
-        rule, formulas=(*others, formula), no_gradient=False, decomposition=None, in_place_rule=written, plans={}
+        rule,
+        formulas=(*others, formula),
+        no_gradient=False,
+        decomposition=None,
+        in_place_rule=written,
+        linear=(*kept, *linear),
+        symmetric=(rule.symmetric - set(formula.wrt)) | set(formula.wrt if symmetric else ()),
+        plans={},
     )
     for parameter in formula.saves:
         extended.expression(parameter)
@@ -99,6 +112,8 @@ def backward(
     constant_results: tuple[int, ...] = (),
     in_place: bool = False,
     replace: bool = False,
+    linear: bool | Sequence[str | tuple[str, ...]] = False,
+    symmetric: bool = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of each of ``funcs``, for every way to spell them.
 
@@ -125,6 +140,13 @@ def backward(
     ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that save
     an input save a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
 
+    Two words say how forward mode (``tracer.func.jvp``) gets along without transposing the formula. ``linear``: the op is linear in the
+    inputs of ``wrt``, in each while all others stay, so that it carries their tangents itself. Where it is linear in other inputs, or
+    in several jointly, they are named: ``linear=[("input", "bias"), ("weight", "bias")]`` for ``x W' + b``; of those together, one without
+    a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt``, once that is broadcast to the result, is
+    symmetric, so that the formula serves both ways. That of a pointwise op is diagonal; over complex numbers such an op has to be
+    holomorphic, or to have real results.
+
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have, or no function is given.
     """
@@ -137,11 +159,25 @@ def backward(
             with lock:
                 rule = _rule_to_extend(func, forward, constant_results)
                 covered = rule.signature.names[0] if wrt is None else wrt
-                extended = extend(rule, function, covered, replace or in_place, casts)
+                groups = _groups(linear, covered, rule)
+                extended = extend(rule, function, covered, replace or in_place, casts, groups, symmetric)
                 file_rule(func, copy_with(rule, in_place_rule=extended, plans={}) if in_place else extended)
         return function
 
     return register
+
+
+def _groups(
+    linear: bool | Sequence[str | tuple[str, ...]], wrt: str | tuple[str, ...], rule: Rule
+) -> tuple[tuple[str, ...], ...]:
+    """What the word ``linear`` of a declaration says: sets of inputs in which the op is linear jointly."""
+    if isinstance(linear, bool):
+        linear = () if not linear else (wrt,) if isinstance(wrt, str) else wrt
+    groups = tuple([(names,) if isinstance(names, str) else tuple(names) for names in linear])
+    for name in {name for group in groups for name in group}:
+        if name not in rule.signature.names:
+            raise RuleError(f"{rule.name}({', '.join(rule.signature.names)}) has no input '{name}' to be linear in")
+    return groups
 
 
 def _rule_to_extend(

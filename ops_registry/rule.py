@@ -109,6 +109,18 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """How the tangents of some inputs of a call become one of its result: through the op itself, or through a formula."""
+
+    #: The inputs that the op is linear in jointly: their tangents take their places, and zeros where one has none.
+    linear: tuple[str, ...] = ()
+    #: The formula of the one input in which the op's Jacobian is symmetric, so that it serves both ways.
+    symmetric: Step | None = None
+    #: The position of that input among the call's parents.
+    parent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CallPlan:
     """What one call saves and runs: a rule for one set of inputs that want a gradient. Only what their formulas name is saved."""
 
@@ -127,6 +139,37 @@ class CallPlan:
     _narrowed: dict[tuple[bool, ...], tuple[Step, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+    #: What ``pushes_for`` has made.
+    _pushes: dict[tuple[bool, ...], tuple[Push, ...] | None] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The inputs that want a gradient, in the order of the call's parents."""
+        return tuple([name for bit, (_, name) in enumerate(self.rule.inputs) if self.mask >> bit & 1])
+
+    def pushes_for(self, carrying: tuple[bool, ...]) -> tuple[Push, ...] | None:
+        """How the tangents of the ``carrying`` ones of the call's parents, a flag each, go through it; None where no word says so."""
+        if carrying not in self._pushes:
+            self._pushes[carrying] = self._make_pushes(carrying)
+        return self._pushes[carrying]
+
+    def _make_pushes(self, carrying: tuple[bool, ...]) -> tuple[Push, ...] | None:
+        left = {name: i for i, name in enumerate(self.names) if carrying[i]}
+        pushes = []
+        while left:
+            group = max(self.rule.linear, key=lambda names: len(left.keys() & set(names)), default=())
+            if not left.keys() & set(group):
+                break
+            pushes.append(Push(group))
+            left = {name: i for name, i in left.items() if name not in group}
+        for name, i in left.items():
+            if name not in self.rule.symmetric:
+                return None
+            (step,) = self.steps_for(tuple([k == i for k in range(len(carrying))]))
+            pushes.append(Push(symmetric=step, parent=i))
+        return tuple(pushes)
 
     def steps_for(self, wanted: tuple[bool, ...]) -> tuple[Step, ...]:
         """The steps that give the gradients of the ``wanted`` ones of the call's parents, a flag each."""
@@ -160,6 +203,10 @@ class Rule:
     positions: tuple[int, ...] = ()
     #: Positions of results that are constants though they are floating.
     constant_results: tuple[int, ...] = ()
+    #: Inputs in which the op is linear; of several that stand together it is linear in all of them jointly.
+    linear: tuple[tuple[str, ...], ...] = ()
+    #: Inputs in which its Jacobian is symmetric.
+    symmetric: frozenset[str] = frozenset()
     #: As in the signature.
     may_alias: bool = True
     #: Plans made so far, by mask.

@@ -15,8 +15,8 @@ from ops_registry.spellings import spellings
 ReplacementRule = Callable[..., Any] | Mapping[str, Callable[..., Any]]
 
 
-class _Layer(dict[Callable[..., Any], Spelling]):
-    """Rules in force inside a ``use`` block, over those outside it."""
+class Layer(dict[Callable[..., Any], Spelling]):
+    """Rules in force inside a block, over those outside it."""
 
     def __init__(self, outer: Mapping[Callable[..., Any], Spelling]) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ def use(replacements: Mapping[Callable[..., Any], ReplacementRule]) -> Iterator[
     Raises ``RuleError`` for a function without arguments to differentiate or a replacement that asks for what the op lacks.
     """
     outer = active.table
-    layer = _Layer(outer)
+    layer = Layer(outer)
     for func, replacement in replacements.items():
         spelling = find(func)
         rule = Rule(op_name(func), signature_of(func)) if spelling is None else spelling.rule
@@ -64,7 +64,7 @@ def _items(table: Mapping[Callable[..., Any], Spelling]) -> Iterator[tuple[Calla
             if key not in seen:
                 seen.add(key)
                 yield key, spelling
-        if not isinstance(table, _Layer):
+        if not isinstance(table, Layer):
             return
         table = table.outer
 

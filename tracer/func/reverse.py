@@ -126,11 +126,11 @@ def _node(tensor: Tensor) -> Node:
     return tensor._node
 
 
-def _detached(nest: Any) -> Any:
+def detached(nest: Any) -> Any:
     return tree_map_only(Tensor, lambda t: t.detach(), nest)
 
 
-def _split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+def split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
     if not has_aux:
         return output, None
     if not (isinstance(output, tuple) and len(output) == 2):
@@ -148,7 +148,7 @@ def grad_and_value(
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, spec, returned = _taped(func, args, kwargs, argnums, title)
-        output, aux = _split_aux(returned, has_aux, title)
+        output, aux = split_aux(returned, has_aux, title)
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
         if output.dim() != 0:
@@ -160,11 +160,11 @@ def grad_and_value(
         one = torch.ones_like(plain_alias(output))
         grads = tree_unflatten(tape.pull([output], [one], keep=recorded, recorded=recorded), spec)
     if not recorded:
-        output, aux = _detached((output, aux))
+        output, aux = detached((output, aux))
     return grads, ((output, aux) if has_aux else output)
 
 
-def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
+def with_replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
     """``args`` with the tensors of ``new`` at ``argnums``; None stands for all of them."""
     if argnums is None:
         return new
@@ -175,7 +175,7 @@ def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
     )
 
 
-def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
+def sliced(args: tuple[Any, ...], argnums: Any) -> Any:
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
 
@@ -183,12 +183,12 @@ def _taped(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, title: str
 ) -> tuple[Taped, Any, Any]:
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
-    listed, spec = tree_flatten(_sliced(args, argnums))
+    listed, spec = tree_flatten(sliced(args, argnums))
     tape = Taped([fresh(x, title) for x in listed])
-    return tape, spec, func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+    return tape, spec, func(*with_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
 
 
-def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
+def output_tensors(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
     listed, spec = tree_flatten(output)
     if not listed:
         raise TransformError(f"{transform}: the function returned no tensor")
@@ -206,8 +206,8 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, spec, returned = _taped(func, primals, {}, argnums, title)
-        output, aux = _split_aux(returned, has_aux, title)
-        outputs, out_spec = _outputs(output, title)
+        output, aux = split_aux(returned, has_aux, title)
+        outputs, out_spec = output_tensors(output, title)
         for o in outputs:
             if o.dtype not in DIFFERENTIABLE:
                 raise TransformError(
@@ -233,7 +233,7 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
 
     value = tree_unflatten(outputs, out_spec)
     if not beyond:
-        value, aux = _detached((value, aux))
+        value, aux = detached((value, aux))
     return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
 
 
@@ -262,38 +262,17 @@ def _linear(
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, _, returned = _taped(func, primals, {}, argnums, title)
-        output, aux = _split_aux(returned, has_aux, title)
-        outputs, out_spec = _outputs(output, title)
+        output, aux = split_aux(returned, has_aux, title)
+        outputs, out_spec = output_tensors(output, title)
         recorded = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
         linear = Linear(tape, outputs, recorded)
     value = tree_unflatten(outputs, out_spec)
     if not recorded:
-        value, aux = _detached((value, aux))
+        value, aux = detached((value, aux))
     return linear, value, out_spec, aux
 
 
-def jvp(
-    func: Callable[..., Any],
-    primals: Any,
-    tangents: Any,
-    argnums: Any = None,
-    *,
-    strict: bool = False,
-    has_aux: bool = False,
-) -> tuple[Any, ...]:
-    """The outputs of ``func`` and their derivative along ``tangents`` (and aux): ``torch.func.jvp``."""
-    title = "jvp(f, primals, tangents)"
-    if not isinstance(primals, tuple):
-        raise TransformError(f"{title}: primals has to be a tuple, so that f(*primals) can be called")
-    given = _checked_tangents(_sliced(primals, argnums), tangents, title)
-    linear, value, out_spec, aux = _linear(func, primals, argnums, has_aux, title)
-    if strict and any(any_node(o) is None for o in linear.outputs):
-        raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
-    pushed = tree_unflatten(linear.push(given, keep=False), out_spec)
-    return (value, pushed, aux) if has_aux else (value, pushed)
-
-
-def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
     flat_primals, spec = tree_flatten(primals)
     if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
         (tangents,) = tangents
@@ -318,7 +297,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     linear, value, out_spec, _ = _linear(func, primals, None, False, title)
 
     def jvp_fn(*tangents: Any) -> Any:
-        given = _checked_tangents(primals, tangents, title)
+        given = checked_tangents(primals, tangents, title)
         return tree_unflatten(linear.push(given, keep=True), out_spec)
 
     return value, jvp_fn
@@ -347,7 +326,7 @@ class Gradient:
 def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
     """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
     title = "hvp(f, primals, tangents)"
-    given = _checked_tangents(primals, tangents, title)
+    given = checked_tangents(primals, tangents, title)
     gradient = Gradient(func, primals, None, title)
     if not gradient.is_scalar:
         raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.binding import Kind, gather_varargs
+from ops_registry.binding import Kind, Spelling, gather_varargs
 from ops_registry.registry import active
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.graph import current
@@ -19,6 +19,7 @@ from tracer.node import CallNode
 from tracer.recording.call import NO_KEYWORDS, decompose, record, record_with_native, run_unrecorded, save_and_mark
 from tracer.recording.inplace import record_in_place
 from tracer.recording.nested import refuse_nested
+from tracer.recording.observed import run_observed
 from tracer.recording.parents import DIFFERENTIABLE, check_uncovered, find_parents
 from tracer.recording.results import mark_constant
 from tracer.recording.saved import NUMBERS, save
@@ -34,6 +35,7 @@ _LANES: dict[Kind, Callable[..., Any]] = {
     Kind.IN_PLACE: record_in_place,
     Kind.DECOMPOSITION: decompose,
     Kind.NO_GRADIENT: run_unrecorded,
+    Kind.OBSERVED: run_observed,
 }
 
 
@@ -110,3 +112,10 @@ def intercept(  # noqa: C901, PLR0912
     if spelling.pick_overload is not None:
         spelling = spelling.pick_overload(args, kwargs or NO_KEYWORDS)
     return _LANES[spelling.kind](spelling, func, args, kwargs or NO_KEYWORDS)
+
+
+def run_in_lane(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call in the lane of its kind."""
+    if spelling.pick_overload is not None:
+        spelling = spelling.pick_overload(args, kwargs)
+    return _LANES[spelling.kind](spelling, func, args, kwargs)
