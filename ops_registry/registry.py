@@ -63,7 +63,7 @@ def extend(
     replacing: bool,
     cast_to_grad: tuple[str, ...] = (),
     linear: tuple[tuple[str, ...], ...] = (),
-    symmetric: bool = False,
+    symmetric: tuple[str, ...] = (),
 ) -> Rule:
     """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them.
 
@@ -96,7 +96,7 @@ def extend(
         decomposition=None,
         in_place_rule=written,
         linear=(*kept, *linear),
-        symmetric=(rule.symmetric - set(formula.wrt)) | set(formula.wrt if symmetric else ()),
+        symmetric=(rule.symmetric - set(formula.wrt)) | set(symmetric),
         plans={},
     )
     for parameter in formula.saves:
@@ -113,7 +113,7 @@ def backward(
     in_place: bool = False,
     replace: bool = False,
     linear: bool | Sequence[str | tuple[str, ...]] = False,
-    symmetric: bool = False,
+    symmetric: bool | str | tuple[str, ...] = False,
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of each of ``funcs``, for every way to spell them.
 
@@ -143,8 +143,8 @@ def backward(
     Two words say how forward mode (``tracer.func.jvp``) gets along without transposing the formula. ``linear``: the op is linear in the
     inputs of ``wrt``, in each while all others stay, so that it carries their tangents itself. Where it is linear in other inputs, or
     in several jointly, they are named: ``linear=[("input", "bias"), ("weight", "bias")]`` for ``x W' + b``; of those together, one without
-    a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt``, once that is broadcast to the result, is
-    symmetric, so that the formula serves both ways. That of a pointwise op is diagonal; over complex numbers such an op has to be
+    a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt`` (or to those named), once that is broadcast to the
+    result, is symmetric, so that the formula serves both ways. That of a pointwise op is diagonal; over complex numbers such an op has to be
     holomorphic, or to have real results.
 
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
@@ -160,7 +160,8 @@ def backward(
                 rule = _rule_to_extend(func, forward, constant_results)
                 covered = rule.signature.names[0] if wrt is None else wrt
                 groups = _groups(linear, covered, rule)
-                extended = extend(rule, function, covered, replace or in_place, casts, groups, symmetric)
+                both_ways = tuple([name for group in _groups(symmetric, covered, rule) for name in group])
+                extended = extend(rule, function, covered, replace or in_place, casts, groups, both_ways)
                 file_rule(func, copy_with(rule, in_place_rule=extended, plans={}) if in_place else extended)
         return function
 
@@ -168,15 +169,17 @@ def backward(
 
 
 def _groups(
-    linear: bool | Sequence[str | tuple[str, ...]], wrt: str | tuple[str, ...], rule: Rule
+    word: bool | str | Sequence[str | tuple[str, ...]], wrt: str | tuple[str, ...], rule: Rule
 ) -> tuple[tuple[str, ...], ...]:
-    """What the word ``linear`` of a declaration says: sets of inputs in which the op is linear jointly."""
-    if isinstance(linear, bool):
-        linear = () if not linear else (wrt,) if isinstance(wrt, str) else wrt
-    groups = tuple([(names,) if isinstance(names, str) else tuple(names) for names in linear])
+    """The inputs that a word of a declaration speaks of, those together of which it speaks jointly; each of ``wrt`` for True."""
+    if isinstance(word, bool):
+        word = wrt if word else ()
+    groups = tuple([(n,) if isinstance(n, str) else tuple(n) for n in ((word,) if isinstance(word, str) else word)])
     for name in {name for group in groups for name in group}:
         if name not in rule.signature.names:
-            raise RuleError(f"{rule.name}({', '.join(rule.signature.names)}) has no input '{name}' to be linear in")
+            raise RuleError(
+                f"{rule.name}({', '.join(rule.signature.names)}) has no input '{name}' to be linear or symmetric in"
+            )
     return groups
 
 

@@ -112,8 +112,9 @@ class Step:
 class Push:
     """How the tangents of some inputs of a call become one of its result: through the op itself, or through a formula."""
 
-    #: The inputs that the op is linear in jointly: their tangents take their places, and zeros where one has none.
+    #: The inputs that the op is linear in jointly: tangents take the places of those that are ``carried``, zeros those of the others.
     linear: tuple[str, ...] = ()
+    carried: frozenset[str] = frozenset()
     #: The formula of the one input in which the op's Jacobian is symmetric, so that it serves both ways.
     symmetric: Step | None = None
     #: The position of that input among the call's parents.
@@ -158,15 +159,15 @@ class CallPlan:
     def _make_pushes(self, carrying: tuple[bool, ...]) -> tuple[Push, ...] | None:
         left = {name: i for i, name in enumerate(self.names) if carrying[i]}
         pushes = []
-        while left:
-            group = max(self.rule.linear, key=lambda names: len(left.keys() & set(names)), default=())
-            if not left.keys() & set(group):
-                break
-            pushes.append(Push(group))
-            left = {name: i for name, i in left.items() if name not in group}
-        for name, i in left.items():
-            if name not in self.rule.symmetric:
+        # Through the op for what no formula serves; what is linear jointly with that comes along.
+        while alone := left.keys() - self.rule.symmetric:
+            groups = [group for group in self.rule.linear if not alone.isdisjoint(group)]
+            if not groups:
                 return None
+            group = max(groups, key=lambda group: len(left.keys() & set(group)))
+            pushes.append(Push(group, frozenset(left.keys() & set(group))))
+            left = {name: i for name, i in left.items() if name not in group}
+        for i in left.values():
             (step,) = self.steps_for(tuple([k == i for k in range(len(carrying))]))
             pushes.append(Push(symmetric=step, parent=i))
         return tuple(pushes)

@@ -77,7 +77,7 @@ class Forward:
         for primal, x, tangent in zip(primals, inputs, tangents, strict=True):
             assert x._node is not None
             history = any_node(tangent) if self._recording else None
-            self._tangents[x._node] = plain_alias(tangent) if history is None else tracked_alias(tangent, history)
+            self._tangents[x._node] = _kept(plain_alias(tangent) if history is None else tracked_alias(tangent, history))
             if any_node(primal) is not None:
                 self._beyond.add(x._node)
 
@@ -138,13 +138,21 @@ class Forward:
         by_name = dict(zip(names, tangents, strict=True))
         try:
             with self._apart(recorded):
-                found = [
-                    _through_formula(call, push, tangents[push.parent], recorded)
-                    if push.symmetric is not None
-                    else _through_op(spelling, func, args, kwargs, {
-                        name: _in_place_of(values[name], by_name.get(name), spelling.defaults.get(name, 0)) for name in push.linear}, recorded)
-                    for push in pushes
-                ]
+                found = []
+                for push in pushes:
+                    if push.symmetric is not None:
+                        found.append(_through_formula(call, push, tangents[push.parent], recorded))
+                        continue
+                    placed = {
+                        name: _in_place_of(
+                            values[name],
+                            by_name[name] if name in push.carried else None,
+                            spelling.defaults.get(name, 0),
+                            spelling.rule.may_alias,
+                        )
+                        for name in push.linear
+                    }
+                    found.append(_through_op(spelling, func, args, kwargs, placed, recorded))
                 for index, result in made:
                     parts = [part if push.symmetric is not None else _at(part, index) for push, part in zip(pushes, found, strict=True)]
                     assert result._node is not None
@@ -196,7 +204,7 @@ class Forward:
             pushed = _transposed(roots, [unknown[r] for r in roots], inside, limits, tangents, recorded)
         finally:
             self._paused = paused
-        self._tangents.update(zip(roots, pushed, strict=True))
+        self._tangents.update(zip(roots, map(_kept, pushed), strict=True))
 
     def _between(self, roots: list[Node]) -> tuple[list[Node], list[Node]]:
         """The nodes through which tangents come to ``roots``, newest first, and those with known tangents that they come from.
@@ -305,13 +313,18 @@ def _through_op(
     return func(*args, **kwargs)
 
 
-def _in_place_of(value: Any, tangent: Any, default: Any) -> Any:
-    """What stands for an input where the op is to be linear: its tangent, or zero. One that can be left out is left out."""
+def _in_place_of(value: Any, tangent: Any, default: Any, in_layout: bool) -> Any:
+    """What stands for an input where the op is to be linear: its tangent, or zero. One that can be left out is left out.
+
+    ``in_layout``: a view is taken of it, which asks for its layout in memory.
+    """
     if isinstance(value, list | tuple):
         tangents = [None] * len(value) if tangent is None else tangent
-        return [_in_place_of(v, t, v) for v, t in zip(value, tangents, strict=True)]
-    if tangent is not None or value is None:
-        return tangent
+        return [_in_place_of(v, t, v, in_layout) for v, t in zip(value, tangents, strict=True)]
+    if tangent is not None:
+        return tangent.contiguous() if in_layout and tangent.stride() != value.stride() else tangent
+    if value is None:
+        return None
     if default is None:
         return None
     return value.new_zeros(()).expand(value.shape) if isinstance(value, torch.Tensor) else 0
@@ -336,7 +349,12 @@ def _total(parts: list[Tangent], node: Node, op: str) -> Tangent:
             f"{op}: a tangent of shape {tuple(total.shape)} came through a call whose result has shape {tuple(node.shape or ())}. What "
             f"its rule declares, linear or symmetric, does not hold here: leave it out."
         )
-    return total
+    return _kept(total)
+
+
+def _kept(tangent: torch.Tensor) -> Tangent:
+    """A tangent without elements carries nothing on: a mean over it is zero, and not nan."""
+    return tangent if tangent.numel() else None
 
 
 def _transposed(
