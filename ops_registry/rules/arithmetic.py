@@ -38,12 +38,12 @@ def rsub_input(grad, alpha):
 passes_through(torch.rsub, wrt="other")
 
 
-@backward(torch.mul, wrt="input", linear=True)
+@backward(torch.mul, wrt="input", symmetric=True)
 def mul_input(grad, other):
     return grad * conj(other)
 
 
-@backward(torch.mul, wrt="other", linear=True)
+@backward(torch.mul, wrt="other", symmetric=True)
 def mul_other(grad, input):
     return grad * conj(input)
 

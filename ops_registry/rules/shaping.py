@@ -117,17 +117,17 @@ def movedim(grad, source, destination):
 # Permutations of the elements: the inverse permutation.
 
 
-@backward(torch.flip, linear=True)
+@backward(torch.flip, symmetric=True)
 def flip(grad, dims):
     return grad.flip(dims)
 
 
-@backward(torch.fliplr, linear=True)
+@backward(torch.fliplr, symmetric=True)
 def fliplr(grad):
     return grad.fliplr()
 
 
-@backward(torch.flipud, linear=True)
+@backward(torch.flipud, symmetric=True)
 def flipud(grad):
     return grad.flipud()
 

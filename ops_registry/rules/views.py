@@ -45,12 +45,12 @@ def diag(grad, input_shape, diagonal):
 # triangles
 
 
-@backward(torch.tril, linear=True)
+@backward(torch.tril, symmetric=True)
 def tril(grad, diagonal):
     return grad.tril(diagonal)
 
 
-@backward(torch.triu, linear=True)
+@backward(torch.triu, symmetric=True)
 def triu(grad, diagonal):
     return grad.triu(diagonal)
 

@@ -1,12 +1,13 @@
-"""Forward mode: tangents go through each call as it is made.
+"""Forward mode: tangents on their way through the calls of a function.
 
-A call is pushed through while its arguments are at hand, and not afterwards through the graph: a node holds what the way back needs, and that
-is seldom what the op itself needs (``reshape`` saves the old shape, not the new one). Where a rule says that its op is linear in an input
-(``linear``), the op runs once more, on the tangent; where it says that the Jacobian is symmetric (``symmetric``), its formula is given the
-tangent in place of the gradient.
+Where a rule says that the Jacobian of its op is symmetric (``symmetric``: every pointwise op), its formula is given the tangent in place
+of the gradient. The node of the call holds all that this needs, so it is done when the tangent is asked for. Where it says that the op
+is linear in an input (``linear``), the op runs once more, on the tangent. That needs the arguments, which a node does not hold
+(``reshape`` saves the old shape, not the new one): such calls are observed, and the tangent goes through as they are made.
 
-Whatever says neither leaves a node without a tangent: other ops, in-place writes, custom Functions, what ``torch.vmap`` makes of a
-level. Its tangent is found when it is asked for, by transposing the piece of the graph between it and the nearest known tangents.
+Whatever says neither leaves a node without a tangent: other ops, in-place writes, custom Functions, what becomes of a level of
+``torch.vmap``. The piece of the graph between it and the nearest known tangents is transposed: its gradient is linear in the cotangent,
+and is differentiated along those tangents.
 """
 
 from __future__ import annotations
@@ -19,11 +20,11 @@ from typing import Any
 
 import torch
 
-from ops_registry.binding import Kind, Spelling
+from ops_registry.binding import ObservedSpelling, Spelling
 from ops_registry.errors import GlassgradError, RuleResultError
 from ops_registry.registry import active
 from ops_registry.rule import Push
-from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_unflatten
+from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, tree_flatten, tree_unflatten
 from tracer.backprop.batched import refused_by_vmap
 from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
@@ -49,22 +50,23 @@ Tangent = torch.Tensor | None
 
 
 class Forward:
-    """Tangents on their way through the calls made inside ``with forward:``, from the inputs that ``start`` names."""
+    """The tangents of one run of a function: of the calls made inside ``with forward:``, from the inputs that ``start`` names."""
 
     def __init__(self) -> None:
         self._before = next_serial()
-        self._level = _innermost()
+        self._level = levels.open[-1] if levels.open else None
         #: Whether tangents may be asked for their own derivatives.
         self._recording = torch.is_grad_enabled()
-        #: The tangent of what each node made; None where that does not depend on the inputs, or not differentiably.
+        #: The tangent of what each node made; None where it is zero.
         self._tangents: dict[Node, Tangent] = {}
         #: The nodes whose value depends on something besides the inputs that wants a gradient.
         self._beyond: set[Node] = set()
+        #: Tangents are being computed: no others are carried through that.
         self._paused = False
 
     def __enter__(self) -> Forward:
         self._table = active.table
-        active.table = ObservedTable(self._table, self._observe)
+        active.table = ObservedTable(self._table, _may_be_linear, self._observe)
         return self
 
     def __exit__(
@@ -72,33 +74,38 @@ class Forward:
     ) -> None:
         active.table = self._table
 
-    def start(self, primals: Sequence[torch.Tensor], inputs: Sequence[Tensor], tangents: Sequence[torch.Tensor]) -> None:
+    def start(
+        self, primals: Sequence[torch.Tensor], inputs: Sequence[Tensor], tangents: Sequence[torch.Tensor]
+    ) -> None:
         """Let ``inputs``, fresh aliases of ``primals``, carry ``tangents``."""
         for primal, x, tangent in zip(primals, inputs, tangents, strict=True):
             assert x._node is not None
             history = any_node(tangent) if self._recording else None
-            self._tangents[x._node] = _kept(plain_alias(tangent) if history is None else tracked_alias(tangent, history))
+            own = plain_alias(tangent) if history is None else tracked_alias(tangent, history)
+            self._tangents[x._node] = _unless_empty(own)
             if any_node(primal) is not None:
                 self._beyond.add(x._node)
 
     def tangents_of(self, tensors: Sequence[Any]) -> list[Tangent]:
-        """The tangents of what the function returned; None for one that does not depend on the inputs."""
+        """The tangents of what the function returned; None for one of zero."""
         nodes = [any_node(t) if isinstance(t, torch.Tensor) else None for t in tensors]
-        self._find([(n, t) for n, t in zip(nodes, tensors, strict=True) if n is not None])
+        known = {n: t for n, t in zip(nodes, tensors, strict=True) if n is not None}
+        self._find(list(known), known)
         return [None if n is None else self._tangents[n] for n in nodes]
 
-    # ------------------------------------------------------------------ one call
-    def _observe(self, spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if self._paused or _innermost() is not self._level:
-            return run_in_lane(spelling, func, args, kwargs)
+    # ------------------------------------------------------------------ through the op, as the call is made
+    def _observe(
+        self, spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         before = next_serial()
         result = run_in_lane(spelling, func, args, kwargs)
-        made = _made(result, before)
-        if made:
-            called = getattr(spelling, "bottom", spelling)
-            if called.pick_overload is not None:
-                called = called.pick_overload(args, kwargs)
-            self._push_through(called, func, args, kwargs, made)
+        if not self._paused and (levels.open[-1] if levels.open else None) is self._level:
+            made = _made(result, before)
+            if made:
+                called = spelling.bottom if isinstance(spelling, ObservedSpelling) else spelling
+                if called.pick_overload is not None:
+                    called = called.pick_overload(args, kwargs)
+                self._push_through(called, func, args, kwargs, made)
         return result
 
     def _push_through(
@@ -107,112 +114,108 @@ class Forward:
         func: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        made: list[tuple[int, Tensor]],
+        made: list[tuple[int, Node]],
     ) -> None:
-        """Give the results of a call their tangents, where its rule says how."""
+        """Give the results of a call of a linear op their tangents. ``made`` are their nodes, each with its position."""
         call = _call_of(made[0][1])
-        if type(call) is not CallNode or spelling.kind is not Kind.RULE or call.plan.rule is not spelling.rule:
+        if type(call) is not CallNode or call.plan.rule is not spelling.rule or not spelling.rule.linear:
             return
-        with DisableTorchFunctionSubclass():
-            bound = spelling.bind(args, kwargs)
-        names, parents = call.plan.names, call.parents
-        values = dict(zip(spelling.rule.signature.names, bound, strict=True))
-        given = [values[name] for name in names]
-        if not all(map(_is_made_by, given, parents)):
-            return  # autocast has cast it first
+        parents = call.parents
         try:
-            self._find([pair for parent, value in zip(parents, given, strict=True) for pair in _pairs(parent, value)])
+            tangents = [self._tangent_at(parent) for parent in parents]
         except GlassgradError:
-            return  # it is raised again where the result is asked for
-        if any(p in self._beyond for p in flat(parents)):
-            self._beyond.update([r._node for _, r in made if r._node is not None])
-        tangents = [self._tangent_at(parent) for parent in parents]
+            return  # raised again where the result is asked for
         carrying = tuple([t is not None for t in tangents])
-        if not any(carrying):
-            self._tangents.update([(r._node, None) for _, r in made if r._node is not None])
-            return
         pushes = call.plan.pushes_for(carrying)
-        if pushes is None or not all(p.symmetric is None or _goes_both_ways(given[p.parent], call) for p in pushes):
+        if not pushes or not _any_linear(pushes) or not _go_both_ways(call, pushes):
             return
-        recorded = self._recording and self._is_recorded(parents, tangents)
-        by_name = dict(zip(names, tangents, strict=True))
+        values = _arguments(spelling, args, kwargs, call)
+        if values is None:
+            return
+        recorded = self._is_recorded(parents, tangents)
+        by_name = dict(zip(call.plan.names, tangents, strict=True))
         try:
             with self._apart(recorded):
-                found = []
-                for push in pushes:
-                    if push.symmetric is not None:
-                        found.append(_through_formula(call, push, tangents[push.parent], recorded))
-                        continue
-                    placed = {
-                        name: _in_place_of(
-                            values[name],
-                            by_name[name] if name in push.carried else None,
-                            spelling.defaults.get(name, 0),
-                            spelling.rule.may_alias,
-                        )
-                        for name in push.linear
-                    }
-                    found.append(_through_op(spelling, func, args, kwargs, placed, recorded))
-                for index, result in made:
-                    parts = [part if push.symmetric is not None else _at(part, index) for push, part in zip(pushes, found, strict=True)]
-                    assert result._node is not None
-                    self._tangents[result._node] = _total(parts, result._node, call.op)
+                found = [
+                    _through_op(spelling, func, args, kwargs, _placed(spelling, push, values, by_name), recorded)
+                    if push.linear
+                    else _through_formula(call, push, tangents[push.parent], recorded)
+                    for push in pushes
+                ]
+                for index, node in made:
+                    self._tangents[node] = _total([_at(part, index) for part in found], node, call.op)
         except RuntimeError as error:
             if not levels.open or not refused_by_vmap(error):
                 raise
+        if self._beyond and not self._beyond.isdisjoint(flat(parents)):
+            self._beyond.update([node for _, node in made])
 
     def _tangent_at(self, parent: Any) -> Any:
         """The tangent of an input; a list of them for a list of tensors, None where none of it carries one."""
         if type(parent) is not tuple:
+            if parent not in self._tangents:
+                self._find([parent])
             return self._tangents[parent]
+        self._find(flat(parent))
         found = [None if p is None else self._tangents[p] for p in parent]
         return None if all(t is None for t in found) else found
 
     def _is_recorded(self, parents: tuple[Any, ...], tangents: Sequence[Any]) -> bool:
-        return any(p in self._beyond for p in flat(parents)) or any(
-            type(t) is Tensor for tangent in tangents for t in (tangent if isinstance(tangent, list) else [tangent])
-        )
+        """Whether what becomes of ``tangents`` may be asked for its own derivative."""
+        if not self._recording:
+            return False
+        if self._beyond and not self._beyond.isdisjoint(flat(parents)):
+            return True
+        return any(type(t) is Tensor for tangent in tangents for t in (tangent if type(tangent) is list else (tangent,)))
 
     @contextmanager
     def _apart(self, recorded: bool) -> Iterator[None]:
-        """For calls on tangents: no tangents are carried through those. ``recorded`` in the graph, or on plain storage."""
+        """For calls on tangents: ``recorded`` in the graph, or on plain storage."""
         paused, self._paused = self._paused, True
+        mode = torch.is_grad_enabled()
+        set_grad_enabled(recorded)
         try:
             if recorded:
-                with torch.enable_grad():
-                    yield
+                yield
             else:
-                with DisableTorchFunctionSubclass(), torch.no_grad():
+                with DisableTorchFunctionSubclass():
                     yield
         finally:
+            set_grad_enabled(mode)
             self._paused = paused
 
-    # ------------------------------------------------------------------ what no word is said of
-    def _find(self, asked: Sequence[tuple[Node, torch.Tensor]]) -> None:
-        """Know the tangents of tensors, each given with its node."""
-        unknown = {node: tensor for node, tensor in asked if node not in self._tangents}
+    # ------------------------------------------------------------------ through formulas and by transposition, when asked
+    def _find(self, asked: list[Node], tensors: dict[Node, torch.Tensor] | None = None) -> None:
+        """Know the tangents of what the ``asked`` nodes made; ``tensors`` are those, where they are at hand."""
+        known = self._tangents
+        unknown = [node for node in asked if node not in known]
         if not unknown:
             return
-        inside, limits = self._between(list(unknown))
-        roots = [node for node in unknown if node not in self._tangents]
-        if not roots:
-            return
-        tangents = [self._tangents[limit] for limit in limits]
-        recorded = self._recording and self._is_recorded(tuple(roots), tangents)
-        paused, self._paused = self._paused, True
-        try:
-            pushed = _transposed(roots, [unknown[r] for r in roots], inside, limits, tangents, recorded)
-        finally:
-            self._paused = paused
-        self._tangents.update(zip(roots, map(_kept, pushed), strict=True))
+        #: Nodes with a tangent that only transposing gives.
+        pending: set[Node] = set()
+        for node in self._unknown_before(unknown):
+            parents = flat(node.parents)
+            if self._beyond and not self._beyond.isdisjoint(parents):
+                self._beyond.add(node)
+            waiting = pending.intersection(parents)
+            if waiting and type(node) is CallNode and node.plan.rule.symmetric.issuperset(node.plan.names):
+                self._transpose(list(waiting), {})
+                pending -= waiting
+                waiting = set()
+            if waiting:
+                pending.add(node)
+            elif all(known[p] is None for p in parents):
+                known[node] = None
+            elif not self._push_by_formulas(node):
+                pending.add(node)
+        roots = [node for node in unknown if node in pending]
+        if roots:
+            self._transpose(roots, tensors or {})
 
-    def _between(self, roots: list[Node]) -> tuple[list[Node], list[Node]]:
-        """The nodes through which tangents come to ``roots``, newest first, and those with known tangents that they come from.
-
-        What depends on no input is noted as such, and what depends on something beyond them.
-        """
+    def _unknown_before(self, asked: list[Node]) -> list[Node]:
+        """Those nodes that ``asked`` reach whose tangents are not known, oldest first; what depends on no input is known to be constant."""
         met: set[Node] = set()
-        stack = list(roots)
+        stack = list(asked)
         while stack:
             node = stack.pop()
             if node in met or node in self._tangents:
@@ -223,59 +226,83 @@ class Forward:
                 continue
             met.add(node)
             stack.extend(flat(node.parents))
-        inside: list[Node] = []
-        limits: dict[Node, None] = {}
-        leading: set[Node] = set()
-        for node in sorted(met, key=attrgetter("serial")):
-            parents = flat(node.parents)
-            if any(p in self._beyond for p in parents):
-                self._beyond.add(node)
-            known = [p for p in parents if self._tangents.get(p) is not None]
-            if known or not leading.isdisjoint(parents):
-                inside.append(node)
-                leading.add(node)
-                limits.update(dict.fromkeys(known))
-            else:
-                self._tangents[node] = None
-        return inside[::-1], list(limits)
+        return sorted(met, key=attrgetter("serial"))
+
+    def _push_by_formulas(self, node: Node) -> bool:
+        """Give ``node`` the tangent that the formulas of its rule make of those of its parents; False where they do not serve."""
+        if type(node) is not CallNode:
+            return False
+        tangents = [None if type(p) is tuple else self._tangents[p] for p in node.parents]
+        pushes = node.plan.pushes_for(tuple([t is not None for t in tangents]))
+        if not pushes or _any_linear(pushes) or not _go_both_ways(node, pushes):
+            return False
+        recorded = self._is_recorded(node.parents, tangents)
+        paused, self._paused = self._paused, True
+        mode = torch.is_grad_enabled()
+        set_grad_enabled(recorded)
+        try:
+            parts = [_through_formula(node, push, tangents[push.parent], recorded) for push in pushes]
+            self._tangents[node] = _total(parts, node, node.op)
+        except RuntimeError as error:
+            if not levels.open or not refused_by_vmap(error):
+                raise
+            return False
+        finally:
+            set_grad_enabled(mode)
+            self._paused = paused
+        return True
+
+    def _transpose(self, roots: list[Node], tensors: dict[Node, torch.Tensor]) -> None:
+        """Give ``roots`` their tangents from the nearest known ones."""
+        inside: set[Node] = set()
+        limits: dict[Node, torch.Tensor] = {}
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node in inside or node in limits:
+                continue
+            if node not in self._tangents:
+                inside.add(node)
+                stack.extend(flat(node.parents))
+            elif (tangent := self._tangents[node]) is not None:
+                limits[node] = tangent
+        recorded = self._is_recorded(tuple(roots), list(limits.values()))
+        newest_first = sorted(inside, key=attrgetter("serial"), reverse=True)
+        paused, self._paused = self._paused, True
+        try:
+            pushed = _transposed(roots, tensors, newest_first, limits, recorded)
+        finally:
+            self._paused = paused
+        self._tangents.update(zip(roots, map(_unless_empty, pushed), strict=True))
 
 
-def _innermost() -> Any:
-    return levels.open[-1] if levels.open else None
+def _may_be_linear(spelling: Spelling) -> bool:
+    return bool(spelling.rule.linear) or spelling.pick_overload is not None
 
 
-def _made(result: Any, before: int) -> list[tuple[int, Tensor]]:
-    """The results of a call that have a node of it, each with its position."""
+def _made(result: Any, before: int) -> list[tuple[int, Node]]:
+    """The nodes of the results of a call that was made after ``before``, each with its position."""
     listed = result if isinstance(result, tuple | list) else (result,)
-    return [
-        (i, r)
-        for i, r in enumerate(listed)
-        if type(r) is Tensor and r._node is not None and _call_of(r).serial > before
-    ]
+    nodes = [(i, r._node) for i, r in enumerate(listed) if type(r) is Tensor]
+    return [(i, node) for i, node in nodes if node is not None and _call_of(node).serial > before]
 
 
-def _call_of(result: Tensor) -> Node:
-    node = result._node
-    assert node is not None
+def _call_of(node: Node) -> Node:
     return node.parents[0] if isinstance(node, Output) and node.parents else node
 
 
-def _is_made_by(value: Any, parent: Any) -> bool:
-    if type(parent) is tuple:
-        return len(value) == len(parent) and all(map(_is_made_by, value, parent))
-    return type(value) is not Tensor or value._node is parent
+def _any_linear(pushes: tuple[Push, ...]) -> bool:
+    return any(push.linear for push in pushes)
 
 
-def _pairs(parent: Any, value: Any) -> list[tuple[Node, torch.Tensor]]:
-    if type(parent) is tuple:
-        return [(p, v) for p, v in zip(parent, value, strict=True) if p is not None]
-    return [(parent, value)]
-
-
-def _goes_both_ways(value: Any, call: CallNode) -> bool:
-    """Whether a symmetric Jacobian is one of complex numbers too: a real function of them has none."""
-    with DisableTorchFunctionSubclass():
-        return call.dtype is not None and (call.dtype.is_complex or not value.is_complex())
+def _go_both_ways(call: CallNode, pushes: tuple[Push, ...]) -> bool:
+    """Whether the symmetric Jacobians are so over complex numbers too: a real function of a complex number has no complex one."""
+    for push in pushes:
+        if push.symmetric is not None:
+            parent = call.parents[push.parent]
+            if call.dtype is None or type(parent) is tuple or (parent.dtype.is_complex and not call.dtype.is_complex):
+                return False
+    return True
 
 
 def _through_formula(call: CallNode, push: Push, tangent: torch.Tensor, recorded: bool) -> Tangent:
@@ -285,17 +312,60 @@ def _through_formula(call: CallNode, push: Push, tangent: torch.Tensor, recorded
     saved = saved_values(call)
     if recorded:
         saved = reattach(call, saved)
-    if tangent.shape != call.shape:
+    with DisableTorchFunctionSubclass():
+        spread, cast = tangent.shape != call.shape, tangent.dtype is not call.dtype
+    if spread:
         tangent = tangent.expand(call.shape)
-    if tangent.dtype != call.dtype:
+    if cast:
         tangent = tangent.to(call.dtype)
-    if not call.dtype.is_complex:
-        found = step.call(tangent, saved, step.needs)
-    else:
-        found = step.call(tangent.conj(), saved, step.needs)
+    is_complex = call.dtype.is_complex
+    found = step.call(tangent.conj() if is_complex else tangent, saved, step.needs)
     if step.joint and found is not None:
         found = found[step.needs.index(True)]
-    return found.conj() if call.dtype.is_complex and found is not None else found
+    return found.conj() if is_complex and found is not None else found
+
+
+def _arguments(
+    spelling: Spelling, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallNode
+) -> dict[str, Any] | None:
+    """The arguments by the rule's names; None where autocast has cast them before the call was recorded."""
+    with DisableTorchFunctionSubclass():
+        bound = spelling.bind(args, kwargs)
+    values = dict(zip(spelling.rule.signature.names, bound, strict=True))
+    fit = all(_is_made_by(values[name], parent) for name, parent in zip(call.plan.names, call.parents, strict=True))
+    return values if fit else None
+
+
+def _is_made_by(value: Any, parent: Any) -> bool:
+    if type(parent) is tuple:
+        return len(value) == len(parent) and all(map(_is_made_by, value, parent))
+    return type(value) is not Tensor or value._node is parent
+
+
+def _placed(spelling: Spelling, push: Push, values: dict[str, Any], tangents: dict[str, Any]) -> dict[str, Any]:
+    """What goes through the op in the places of the inputs that it is linear in: tangents, and zeros for those that carry none."""
+    defaults, in_layout = spelling.defaults, spelling.rule.may_alias
+    return {
+        name: _tangent_in_place(values[name], tangents[name], in_layout)
+        if name in push.carried
+        else _zero_in_place(values[name], defaults.get(name, 0))
+        for name in push.linear
+    }
+
+
+def _tangent_in_place(value: Any, tangent: Any, in_layout: bool) -> Any:
+    """``in_layout``: a view is taken of it, which asks for its layout in memory."""
+    if type(tangent) is list:
+        return [_zero_in_place(v, 0) if t is None else t for v, t in zip(value, tangent, strict=True)]
+    return tangent.contiguous() if in_layout and tangent.stride() != value.stride() else tangent
+
+
+def _zero_in_place(value: Any, default: Any) -> Any:
+    if value is None or default is None:
+        return None  # what can be left out is left out
+    if isinstance(value, list | tuple):
+        return [_zero_in_place(v, 0) for v in value]
+    return value.new_zeros(()).expand(value.shape) if isinstance(value, torch.Tensor) else 0
 
 
 def _through_op(
@@ -303,31 +373,14 @@ def _through_op(
     func: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    values: dict[str, Any],
+    placed: dict[str, Any],
     recorded: bool,
 ) -> Any:
-    """The op with tangents, or zeros, in the places of some inputs."""
+    """The op with other values in some places."""
     if recorded:  # where all others are torch's own, torch would follow the call
-        values = {name: tracked_alias(v) if type(v) is torch.Tensor else v for name, v in values.items()}
-    args, kwargs = spelling.replaced(args, kwargs, values)
+        placed = {name: tracked_alias(v) if type(v) is torch.Tensor else v for name, v in placed.items()}
+    args, kwargs = spelling.replaced(args, kwargs, placed)
     return func(*args, **kwargs)
-
-
-def _in_place_of(value: Any, tangent: Any, default: Any, in_layout: bool) -> Any:
-    """What stands for an input where the op is to be linear: its tangent, or zero. One that can be left out is left out.
-
-    ``in_layout``: a view is taken of it, which asks for its layout in memory.
-    """
-    if isinstance(value, list | tuple):
-        tangents = [None] * len(value) if tangent is None else tangent
-        return [_in_place_of(v, t, v, in_layout) for v, t in zip(value, tangents, strict=True)]
-    if tangent is not None:
-        return tangent.contiguous() if in_layout and tangent.stride() != value.stride() else tangent
-    if value is None:
-        return None
-    if default is None:
-        return None
-    return value.new_zeros(()).expand(value.shape) if isinstance(value, torch.Tensor) else 0
 
 
 def _at(found: Any, index: int) -> Any:
@@ -342,36 +395,44 @@ def _total(parts: list[Tangent], node: Node, op: str) -> Tangent:
             total = part if total is None else total + part
     if total is None:
         return None
-    if total.dtype != node.dtype:
-        total = total.to(node.dtype)
-    if total.shape != node.shape:
+    with DisableTorchFunctionSubclass():
+        shape, cast = total.shape, total.dtype is not node.dtype
+    if shape != node.shape:
         raise RuleResultError(
-            f"{op}: a tangent of shape {tuple(total.shape)} came through a call whose result has shape {tuple(node.shape or ())}. What "
-            f"its rule declares, linear or symmetric, does not hold here: leave it out."
+            f"{op}: a tangent of shape {tuple(shape)} came through a call whose result has shape {tuple(node.shape or ())}. What its rule "
+            f"declares, linear or symmetric, does not hold here: leave it out."
         )
-    return _kept(total)
+    return _unless_empty(total.to(node.dtype) if cast else total)
 
 
-def _kept(tangent: torch.Tensor) -> Tangent:
+def _unless_empty(tangent: torch.Tensor) -> Tangent:
     """A tangent without elements carries nothing on: a mean over it is zero, and not nan."""
-    return tangent if tangent.numel() else None
+    with DisableTorchFunctionSubclass():
+        return tangent if tangent.numel() else None
 
 
 def _transposed(
     roots: list[Node],
-    tensors: list[torch.Tensor],
+    tensors: dict[Node, torch.Tensor],
     inside: list[Node],
-    limits: list[Node],
-    tangents: list[Any],
+    limits: dict[Node, torch.Tensor],
     recorded: bool,
 ) -> list[torch.Tensor]:
-    """The tangents of ``roots``: the gradients of ``limits`` are linear in the cotangents, and are differentiated along ``tangents``."""
+    """The tangents of ``roots``: the gradients of ``limits`` are linear in the cotangents, and are differentiated along their tangents."""
+    device = next(iter(limits.values())).device
     with torch.enable_grad():
-        cotangents = [tracked_alias(torch.zeros_like(plain_alias(t))).requires_grad_() for t in tensors]
+        cotangents = [
+            tracked_alias(
+                torch.zeros_like(plain_alias(tensors[root]))
+                if root in tensors
+                else torch.zeros(root.shape or (), dtype=root.dtype, device=device)
+            ).requires_grad_()
+            for root in roots
+        ]
         with Sweep(keep_graph=True, create_graph=True) as sweep:
-            found = sweep.run_inside(zip(roots, cotangents, strict=True), inside, limits)
-        reached = [(found[limit], t) for limit, t in zip(limits, tangents, strict=True) if limit in found]
-        gradients, along = [g for g, _ in reached], [t for _, t in reached]
+            found = sweep.run_inside(zip(roots, cotangents, strict=True), inside, list(limits))
+        reached = [limit for limit in limits if limit in found]
+        gradients, along = [found[limit] for limit in reached], [limits[limit] for limit in reached]
         return Taped(cotangents).pull(gradients, along, keep=recorded, recorded=recorded)
 
 

@@ -16,18 +16,21 @@ Observe = Callable[[Spelling, Callable[..., Any], tuple[Any, ...], dict[str, Any
 
 
 class ObservedTable(Layer):
-    """The rules of the table beneath, with ``observe`` for each call that a node of a rule comes from.
+    """The rules of the table beneath, with ``observe`` for the calls that ``wanted(spelling)`` holds for.
 
     In-place writes, decompositions and functions without a rule go their own ways; the parts of the last two are observed.
     """
 
-    def __init__(self, beneath: Mapping[Callable[..., Any], Spelling], observe: Observe) -> None:
+    def __init__(
+        self, beneath: Mapping[Callable[..., Any], Spelling], wanted: Callable[[Spelling], bool], observe: Observe
+    ) -> None:
         super().__init__(beneath)
+        self.wanted = wanted
         self.observe = observe
 
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         spelling = self.outer[key]
-        if spelling.kind in (Kind.RULE, Kind.OBSERVED):
+        if spelling.kind in (Kind.RULE, Kind.OBSERVED) and self.wanted(spelling):
             spelling = ObservedSpelling(spelling, self.observe)
         self[key] = spelling
         return spelling
