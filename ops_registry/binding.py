@@ -108,14 +108,14 @@ class Spelling:
             values[known] = value
         return tuple([values.get(n) for n in names])
 
-    def replaced(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], values: Mapping[str, Any]
+    def mapped(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[str, Any], Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The same call with other ``values`` for some of the rule's names; a name that it leaves to its default stays there."""
+        """The same call with ``function(name, value)`` for each argument, by the rule's name; what it leaves to a default stays so."""
         if self.varargs:
             args = gather_varargs(args)
-        new_args = tuple([values.get(name, arg) for name, arg in zip(self.order, args, strict=False)])
-        return new_args, {name: values.get(self._known(name), value) for name, value in kwargs.items()}
+        new_args = tuple([function(name, arg) for name, arg in zip(self.order, args, strict=False)])
+        return new_args, {name: function(self._known(name), value) for name, value in kwargs.items()}
 
     def _known(self, name: str) -> str:
         """The rule's name for a keyword."""

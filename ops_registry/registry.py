@@ -64,6 +64,7 @@ def extend(
     cast_to_grad: tuple[str, ...] = (),
     linear: tuple[tuple[str, ...], ...] = (),
     symmetric: tuple[str, ...] = (),
+    holomorphic: bool = True,
 ) -> Rule:
     """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them.
 
@@ -97,6 +98,7 @@ def extend(
         in_place_rule=written,
         linear=(*kept, *linear),
         symmetric=(rule.symmetric - set(formula.wrt)) | set(symmetric),
+        holomorphic=(rule.holomorphic - set(formula.wrt)) | set(symmetric if holomorphic else ()),
         plans={},
     )
     for parameter in formula.saves:
@@ -114,6 +116,7 @@ def backward(
     replace: bool = False,
     linear: bool | Sequence[str | tuple[str, ...]] = False,
     symmetric: bool | str | tuple[str, ...] = False,
+    holomorphic: bool = True,
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of each of ``funcs``, for every way to spell them.
 
@@ -144,8 +147,8 @@ def backward(
     inputs of ``wrt``, in each while all others stay, so that it carries their tangents itself. Where it is linear in other inputs, or
     in several jointly, they are named: ``linear=[("input", "bias"), ("weight", "bias")]`` for ``x W' + b``; of those together, one without
     a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt`` (or to those named), once that is broadcast to the
-    result, is symmetric, so that the formula serves both ways. That of a pointwise op is diagonal; over complex numbers such an op has to be
-    holomorphic, or to have real results.
+    result, is symmetric, so that the formula serves both ways. That of a pointwise op is diagonal. Over complex numbers it holds for a holomorphic
+    op; of one with complex results that is not, say ``holomorphic=False``.
 
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have, or no function is given.
@@ -161,7 +164,7 @@ def backward(
                 covered = rule.signature.names[0] if wrt is None else wrt
                 groups = _groups(linear, covered, rule)
                 both_ways = tuple([name for group in _groups(symmetric, covered, rule) for name in group])
-                extended = extend(rule, function, covered, replace or in_place, casts, groups, both_ways)
+                extended = extend(rule, function, covered, replace or in_place, casts, groups, both_ways, holomorphic)
                 file_rule(func, copy_with(rule, in_place_rule=extended, plans={}) if in_place else extended)
         return function
 

@@ -208,6 +208,8 @@ class Rule:
     linear: tuple[tuple[str, ...], ...] = ()
     #: Inputs in which its Jacobian is symmetric.
     symmetric: frozenset[str] = frozenset()
+    #: Those of them in which it is holomorphic, where it takes complex numbers.
+    holomorphic: frozenset[str] = frozenset()
     #: As in the signature.
     may_alias: bool = True
     #: Plans made so far, by mask.

@@ -28,7 +28,7 @@ def sigmoid(grad, result):
 self_adjoint(aten.sigmoid_backward, wrt="grad_output")
 
 
-@backward(aten.sigmoid_backward, wrt="output")
+@backward(aten.sigmoid_backward, wrt="output", symmetric=True, holomorphic=False)
 def sigmoid_backward_output(grad, grad_output, output):
     return conj(grad) * grad_output * conj(1 - output - output)
 
@@ -44,7 +44,7 @@ def logit(grad, input, eps):
 self_adjoint(aten.logit_backward, wrt="grad_output")
 
 
-@backward(aten.logit_backward, wrt="input")
+@backward(aten.logit_backward, wrt="input", symmetric=True)
 def logit_backward_input(grad, grad_output, input, eps):
     """The derivative of ``1 / (x (1 - x))``, itself times ``(2 x - 1) / (x (1 - x))``."""
     slope = aten.logit_backward(grad * grad_output, input, eps)
@@ -222,7 +222,7 @@ def celu_in_place(grad, result, alpha):
 self_adjoint(aten.elu_backward, wrt="grad_output")
 
 
-@backward(aten.elu_backward, wrt="self_or_result")
+@backward(aten.elu_backward, wrt="self_or_result", symmetric=True)
 def elu_backward_self_or_result(grad, grad_output, alpha, scale, input_scale, is_result, self_or_result):
     # Below 0 the slope is input_scale (y + scale alpha) in terms of the result y.
     second = input_scale
@@ -242,7 +242,7 @@ def gelu(grad, input, approximate):
 self_adjoint(aten.gelu_backward, wrt="grad_output")
 
 
-@backward(aten.gelu_backward, wrt="input")
+@backward(aten.gelu_backward, wrt="input", symmetric=True)
 def gelu_backward_input(grad, grad_output, input, approximate):
     x = input
     if approximate == "none":
@@ -269,7 +269,7 @@ def silu(grad, input):
 self_adjoint(aten.silu_backward, wrt="grad_output")
 
 
-@backward(aten.silu_backward, wrt="input")
+@backward(aten.silu_backward, wrt="input", symmetric=True, holomorphic=False)
 def silu_backward_input(grad, grad_output, input):
     s = input.sigmoid()
     # (s + x s')' = 2 s' + x s'', s' = s (1 - s), s'' = s' (1 - 2 s)
@@ -287,7 +287,7 @@ def mish(grad, input):
 self_adjoint(aten.mish_backward, wrt="grad_output")
 
 
-@backward(aten.mish_backward, wrt="input")
+@backward(aten.mish_backward, wrt="input", symmetric=True)
 def mish_backward_input(grad, grad_output, input):
     s, t = input.sigmoid(), nn.softplus(input).tanh()
     # (t + x t')' = 2 t' + x t'', t' = (1 - t²) s, t'' = t' (1 - s - 2 t s)
@@ -305,7 +305,7 @@ def softplus(grad, input, beta, threshold):
 self_adjoint(aten.softplus_backward, wrt="grad_output")
 
 
-@backward(aten.softplus_backward, wrt="input")
+@backward(aten.softplus_backward, wrt="input", symmetric=True)
 def softplus_backward_input(grad, grad_output, input, beta, threshold):
     s = (input * beta).sigmoid()
     return torch.where(input * beta > threshold, 0, grad * grad_output * beta * s * (1 - s))
@@ -328,7 +328,7 @@ def log_sigmoid(grad, input, buffer):
 self_adjoint(aten.log_sigmoid_backward, wrt="grad_output")
 
 
-@backward(aten.log_sigmoid_backward, wrt="input")
+@backward(aten.log_sigmoid_backward, wrt="input", symmetric=True)
 def log_sigmoid_backward_input(grad, grad_output, input):
     s = input.sigmoid()
     return -grad * grad_output * s * (1 - s)
@@ -345,7 +345,7 @@ def hardswish(grad, input):
 self_adjoint(aten.hardswish_backward, wrt="grad_output")
 
 
-@backward(aten.hardswish_backward, wrt="input")
+@backward(aten.hardswish_backward, wrt="input", symmetric=True)
 def hardswish_backward_input(grad, grad_output, input):
     return torch.where(input.abs() < 3, grad * grad_output / 3, 0)
 
@@ -358,7 +358,7 @@ def glu(grad, input, dim):
     return aten.glu_backward(grad, input, dim)
 
 
-@backward(aten.glu_backward, wrt="grad_output")
+@backward(aten.glu_backward, wrt="grad_output", linear=True)
 def glu_backward(grad, input, dim):
     a, b = input.chunk(2, dim)
     grad_a, grad_b = grad.chunk(2, dim)

@@ -170,12 +170,12 @@ def avg_pool3d(grad, input, kernel_size, stride, padding, ceil_mode, count_inclu
     return aten.avg_pool3d_backward(grad, for_shape(grad, input), *window)
 
 
-@backward(aten.avg_pool2d_backward, wrt="grad_output")
+@backward(aten.avg_pool2d_backward, wrt="grad_output", linear=True)
 def avg_pool2d_backward(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     return nn.avg_pool2d(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
-@backward(aten.avg_pool3d_backward, wrt="grad_output")
+@backward(aten.avg_pool3d_backward, wrt="grad_output", linear=True)
 def avg_pool3d_backward(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     return nn.avg_pool3d(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
@@ -203,11 +203,11 @@ def adaptive_avg_pool3d(grad, input_shape):
     return adaptive_average(grad, input_shape, 3, aten._adaptive_avg_pool3d_backward)
 
 
-@backward(aten._adaptive_avg_pool2d_backward, wrt="grad_output")
+@backward(aten._adaptive_avg_pool2d_backward, wrt="grad_output", linear=True)
 def adaptive_avg_pool2d_backward(grad, grad_output_shape):
     return nn.adaptive_avg_pool2d(grad, grad_output_shape[-2:])
 
 
-@backward(aten._adaptive_avg_pool3d_backward, wrt="grad_output")
+@backward(aten._adaptive_avg_pool3d_backward, wrt="grad_output", linear=True)
 def adaptive_avg_pool3d_backward(grad, grad_output_shape):
     return nn.adaptive_avg_pool3d(grad, grad_output_shape[-3:])

@@ -72,7 +72,7 @@ def tanh(grad, result):
 self_adjoint(torch.ops.aten.tanh_backward, wrt="grad_output")
 
 
-@backward(torch.ops.aten.tanh_backward, wrt="output")
+@backward(torch.ops.aten.tanh_backward, wrt="output", symmetric=True, holomorphic=False)
 def tanh_backward_output(grad, grad_output, output):
     return conj(grad) * grad_output * conj(output * -2)
 

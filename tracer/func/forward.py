@@ -12,8 +12,7 @@ and is differentiated along those tangents.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from operator import attrgetter
 from types import TracebackType
 from typing import Any
@@ -24,7 +23,13 @@ from ops_registry.binding import ObservedSpelling, Spelling
 from ops_registry.errors import GlassgradError, RuleResultError
 from ops_registry.registry import active
 from ops_registry.rule import Push
-from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, tree_flatten, tree_unflatten
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    is_any_autocast_enabled,
+    set_grad_enabled,
+    tree_flatten,
+    tree_unflatten,
+)
 from tracer.backprop.batched import refused_by_vmap
 from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
@@ -120,33 +125,31 @@ class Forward:
         call = _call_of(made[0][1])
         if type(call) is not CallNode or call.plan.rule is not spelling.rule or not spelling.rule.linear:
             return
+        if is_any_autocast_enabled():
+            return  # the arguments may have been cast before the call was recorded
         parents = call.parents
         try:
             tangents = [self._tangent_at(parent) for parent in parents]
         except GlassgradError:
             return  # raised again where the result is asked for
-        carrying = tuple([t is not None for t in tangents])
-        pushes = call.plan.pushes_for(carrying)
+        pushes = call.plan.pushes_for(tuple([t is not None for t in tangents]))
         if not pushes or not _any_linear(pushes) or not _go_both_ways(call, pushes):
-            return
-        values = _arguments(spelling, args, kwargs, call)
-        if values is None:
             return
         recorded = self._is_recorded(parents, tangents)
         by_name = dict(zip(call.plan.names, tangents, strict=True))
-        try:
-            with self._apart(recorded):
-                found = [
-                    _through_op(spelling, func, args, kwargs, _placed(spelling, push, values, by_name), recorded)
-                    if push.linear
-                    else _through_formula(call, push, tangents[push.parent], recorded)
-                    for push in pushes
-                ]
-                for index, node in made:
-                    self._tangents[node] = _total([_at(part, index) for part in found], node, call.op)
-        except RuntimeError as error:
-            if not levels.open or not refused_by_vmap(error):
-                raise
+        found = self._apart(
+            recorded,
+            lambda: [
+                _through_op(spelling, func, args, kwargs, push, by_name, recorded)
+                if push.linear
+                else _through_formula(call, push, tangents[push.parent], recorded)
+                for push in pushes
+            ],
+        )
+        if found is None:
+            return
+        for index, node in made:
+            self._tangents[node] = _total([_at(part, index) for part in found], node, call.op)
         if self._beyond and not self._beyond.isdisjoint(flat(parents)):
             self._beyond.update([node for _, node in made])
 
@@ -168,18 +171,20 @@ class Forward:
             return True
         return any(type(t) is Tensor for tangent in tangents for t in (tangent if type(tangent) is list else (tangent,)))
 
-    @contextmanager
-    def _apart(self, recorded: bool) -> Iterator[None]:
-        """For calls on tangents: ``recorded`` in the graph, or on plain storage."""
+    def _apart(self, recorded: bool, compute: Callable[[], list[Any]]) -> list[Any] | None:
+        """What ``compute`` makes of tangents: ``recorded`` in the graph, or on plain storage; None where ``torch.vmap`` refuses it."""
         paused, self._paused = self._paused, True
         mode = torch.is_grad_enabled()
         set_grad_enabled(recorded)
         try:
             if recorded:
-                yield
-            else:
-                with DisableTorchFunctionSubclass():
-                    yield
+                return compute()
+            with DisableTorchFunctionSubclass():
+                return compute()
+        except RuntimeError as error:
+            if not levels.open or not refused_by_vmap(error):
+                raise
+            return None
         finally:
             set_grad_enabled(mode)
             self._paused = paused
@@ -237,19 +242,12 @@ class Forward:
         if not pushes or _any_linear(pushes) or not _go_both_ways(node, pushes):
             return False
         recorded = self._is_recorded(node.parents, tangents)
-        paused, self._paused = self._paused, True
-        mode = torch.is_grad_enabled()
-        set_grad_enabled(recorded)
-        try:
-            parts = [_through_formula(node, push, tangents[push.parent], recorded) for push in pushes]
-            self._tangents[node] = _total(parts, node, node.op)
-        except RuntimeError as error:
-            if not levels.open or not refused_by_vmap(error):
-                raise
+        parts = self._apart(
+            recorded, lambda: [_through_formula(node, push, tangents[push.parent], recorded) for push in pushes]
+        )
+        if parts is None:
             return False
-        finally:
-            set_grad_enabled(mode)
-            self._paused = paused
+        self._tangents[node] = _total(parts, node, node.op)
         return True
 
     def _transpose(self, roots: list[Node], tensors: dict[Node, torch.Tensor]) -> None:
@@ -296,12 +294,17 @@ def _any_linear(pushes: tuple[Push, ...]) -> bool:
 
 
 def _go_both_ways(call: CallNode, pushes: tuple[Push, ...]) -> bool:
-    """Whether the symmetric Jacobians are so over complex numbers too: a real function of a complex number has no complex one."""
+    """Whether the symmetric Jacobians are so over complex numbers too: those of functions that are not holomorphic are none."""
     for push in pushes:
-        if push.symmetric is not None:
-            parent = call.parents[push.parent]
-            if call.dtype is None or type(parent) is tuple or (parent.dtype.is_complex and not call.dtype.is_complex):
-                return False
+        if push.symmetric is None:
+            continue
+        parent = call.parents[push.parent]
+        if call.dtype is None or type(parent) is tuple:
+            return False
+        if parent.dtype.is_complex and (
+            not call.dtype.is_complex or not call.plan.rule.holomorphic.issuperset(push.symmetric.formula.wrt)
+        ):
+            return False
     return True
 
 
@@ -325,34 +328,6 @@ def _through_formula(call: CallNode, push: Push, tangent: torch.Tensor, recorded
     return found.conj() if is_complex and found is not None else found
 
 
-def _arguments(
-    spelling: Spelling, args: tuple[Any, ...], kwargs: dict[str, Any], call: CallNode
-) -> dict[str, Any] | None:
-    """The arguments by the rule's names; None where autocast has cast them before the call was recorded."""
-    with DisableTorchFunctionSubclass():
-        bound = spelling.bind(args, kwargs)
-    values = dict(zip(spelling.rule.signature.names, bound, strict=True))
-    fit = all(_is_made_by(values[name], parent) for name, parent in zip(call.plan.names, call.parents, strict=True))
-    return values if fit else None
-
-
-def _is_made_by(value: Any, parent: Any) -> bool:
-    if type(parent) is tuple:
-        return len(value) == len(parent) and all(map(_is_made_by, value, parent))
-    return type(value) is not Tensor or value._node is parent
-
-
-def _placed(spelling: Spelling, push: Push, values: dict[str, Any], tangents: dict[str, Any]) -> dict[str, Any]:
-    """What goes through the op in the places of the inputs that it is linear in: tangents, and zeros for those that carry none."""
-    defaults, in_layout = spelling.defaults, spelling.rule.may_alias
-    return {
-        name: _tangent_in_place(values[name], tangents[name], in_layout)
-        if name in push.carried
-        else _zero_in_place(values[name], defaults.get(name, 0))
-        for name in push.linear
-    }
-
-
 def _tangent_in_place(value: Any, tangent: Any, in_layout: bool) -> Any:
     """``in_layout``: a view is taken of it, which asks for its layout in memory."""
     if type(tangent) is list:
@@ -373,13 +348,23 @@ def _through_op(
     func: Callable[..., Any],
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
-    placed: dict[str, Any],
+    push: Push,
+    tangents: dict[str, Any],
     recorded: bool,
 ) -> Any:
-    """The op with other values in some places."""
-    if recorded:  # where all others are torch's own, torch would follow the call
-        placed = {name: tracked_alias(v) if type(v) is torch.Tensor else v for name, v in placed.items()}
-    args, kwargs = spelling.replaced(args, kwargs, placed)
+    """The op with tangents in the places of the inputs that it is linear in, and zeros for those of them that carry none."""
+
+    def place(name: str, value: Any) -> Any:
+        if name not in push.linear:
+            return value
+        if name in push.carried:
+            placed = _tangent_in_place(value, tangents[name], spelling.rule.may_alias)
+        else:
+            placed = _zero_in_place(value, spelling.defaults.get(name, 0))
+        # Where all others are torch's own, torch would follow the call.
+        return tracked_alias(placed) if recorded and type(placed) is torch.Tensor else placed
+
+    args, kwargs = spelling.mapped(args, kwargs, place)
     return func(*args, **kwargs)
 
 
