@@ -143,12 +143,12 @@ def backward(
     ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that save
     an input save a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
 
-    Two words say how forward mode (``tracer.func.jvp``) gets along without transposing the formula. ``linear``: the op is linear in the
-    inputs of ``wrt``, in each while all others stay, so that it carries their tangents itself. Where it is linear in other inputs, or
-    in several jointly, they are named: ``linear=[("input", "bias"), ("weight", "bias")]`` for ``x W' + b``; of those together, one without
-    a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt`` (or to those named), once that is broadcast to the
-    result, is symmetric, so that the formula serves both ways. That of a pointwise op is diagonal. Over complex numbers it holds for a holomorphic
-    op; of one with complex results that is not, say ``holomorphic=False``.
+    Two words say how forward mode (``tracer.func.jvp``) gets along without transposing the formula. ``linear``: the op is linear in
+    the inputs of ``wrt``, in each while all others stay, so that it carries their tangents itself. Where it is linear in other inputs,
+    or in several jointly, they are named: ``linear=[("input", "bias"), ("weight", "bias")]`` for ``x W' + b``; of those together, one
+    without a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt`` (or to those named), once that is
+    broadcast to the result, is symmetric, so that the formula serves both ways. That of a pointwise op is diagonal. Over complex
+    numbers it holds for a holomorphic op; of one with complex results that is not, say ``holomorphic=False``.
 
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have, or no function is given.

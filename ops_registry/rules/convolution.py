@@ -58,7 +58,14 @@ def gradients(g, x, w, bias_shape, geometry, needs):
     return grad_x.squeeze(0) if unbatched and mask[0] else grad_x, grad_w, grad_b
 
 
-@backward(torch.conv1d, torch.conv2d, torch.conv3d, wrt=INPUTS, cast_to_grad=CAST, linear=[("input", "bias"), ("weight", "bias")])
+@backward(
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    wrt=INPUTS,
+    cast_to_grad=CAST,
+    linear=[("input", "bias"), ("weight", "bias")],
+)
 def conv(grad, input, weight, bias_shape, stride, padding, dilation, groups, needs):
     n = weight.dim() - 2
     stride, dilation = repeated(stride, n), repeated(dilation, n)
@@ -85,14 +92,23 @@ def same_padded(g, x, w, bias_shape, strides, needs):
     return grad_x, grad_w, grad_b
 
 
-@backward(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, wrt=INPUTS, cast_to_grad=CAST, linear=[("input", "bias"), ("weight", "bias")])
+@backward(
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    wrt=INPUTS,
+    cast_to_grad=CAST,
+    linear=[("input", "bias"), ("weight", "bias")],
+)
 def conv_transpose(grad, input, weight, bias_shape, stride, padding, output_padding, groups, dilation, needs):
     n = weight.dim() - 2
     stride, padding, dilation, output_padding = (repeated(v, n) for v in (stride, padding, dilation, output_padding))
     return gradients(grad, input, weight, bias_shape, (stride, padding, dilation, True, output_padding, groups), needs)
 
 
-@backward(torch.convolution, torch._convolution, wrt=INPUTS, cast_to_grad=CAST, linear=[("input", "bias"), ("weight", "bias")])
+@backward(
+    torch.convolution, torch._convolution, wrt=INPUTS, cast_to_grad=CAST, linear=[("input", "bias"), ("weight", "bias")]
+)
 def convolution(grad, input, weight, bias_shape, stride, padding, dilation, transposed, output_padding, groups, needs):
     n = weight.dim() - 2
     stride, padding, dilation, output_padding = (repeated(v, n) for v in (stride, padding, dilation, output_padding))

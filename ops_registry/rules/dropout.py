@@ -92,7 +92,11 @@ def forward_alpha(func, make_noise, least_rank, input, p, train):
     return (input * noise.mul_(a)).add_(offset), {"mask": mask}
 
 
-@backward(torch.alpha_dropout, forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0), symmetric=True)
+@backward(
+    torch.alpha_dropout,
+    forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0),
+    symmetric=True,
+)
 def alpha_dropout(grad, mask, p, train):
     return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, slope(p))
 

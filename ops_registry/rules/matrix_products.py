@@ -263,7 +263,9 @@ def addr_vec2(grad, vec1, alpha):
 # addbmm sums the products of all batches, so that each has the same gradient, which broadcasts over them.
 
 
-@backward(torch.addbmm, torch.baddbmm, wrt="batch1", cast_to_grad="batch2", linear=[("input", "batch1"), ("input", "batch2")])
+@backward(
+    torch.addbmm, torch.baddbmm, wrt="batch1", cast_to_grad="batch2", linear=[("input", "batch1"), ("input", "batch2")]
+)
 def addbmm_batch1(grad, batch2, alpha):
     return scaled(grad @ batch2.mH, alpha)
 

@@ -38,6 +38,7 @@ from tracer.func.reverse import (
     checked_tangents,
     detached,
     fresh,
+    laid_out_as,
     output_tensors,
     sliced,
     split_aux,
@@ -68,6 +69,8 @@ class Forward:
         self._beyond: set[Node] = set()
         #: Tangents are being computed: no others are carried through that.
         self._paused = False
+        #: The ops through which tangents came by transposition.
+        self.transposed: set[str] = set()
 
     def __enter__(self) -> Forward:
         self._table = active.table
@@ -94,8 +97,7 @@ class Forward:
     def tangents_of(self, tensors: Sequence[Any]) -> list[Tangent]:
         """The tangents of what the function returned; None for one of zero."""
         nodes = [any_node(t) if isinstance(t, torch.Tensor) else None for t in tensors]
-        known = {n: t for n, t in zip(nodes, tensors, strict=True) if n is not None}
-        self._find(list(known), known)
+        self._find([n for n in nodes if n is not None])
         return [None if n is None else self._tangents[n] for n in nodes]
 
     # ------------------------------------------------------------------ through the op, as the call is made
@@ -169,7 +171,9 @@ class Forward:
             return False
         if self._beyond and not self._beyond.isdisjoint(flat(parents)):
             return True
-        return any(type(t) is Tensor for tangent in tangents for t in (tangent if type(tangent) is list else (tangent,)))
+        return any(
+            type(t) is Tensor for tangent in tangents for t in (tangent if type(tangent) is list else (tangent,))
+        )
 
     def _apart(self, recorded: bool, compute: Callable[[], list[Any]]) -> list[Any] | None:
         """What ``compute`` makes of tangents: ``recorded`` in the graph, or on plain storage; None where ``torch.vmap`` refuses it."""
@@ -190,8 +194,8 @@ class Forward:
             self._paused = paused
 
     # ------------------------------------------------------------------ through formulas and by transposition, when asked
-    def _find(self, asked: list[Node], tensors: dict[Node, torch.Tensor] | None = None) -> None:
-        """Know the tangents of what the ``asked`` nodes made; ``tensors`` are those, where they are at hand."""
+    def _find(self, asked: list[Node]) -> None:
+        """Know the tangents of what the ``asked`` nodes made."""
         known = self._tangents
         unknown = [node for node in asked if node not in known]
         if not unknown:
@@ -204,7 +208,7 @@ class Forward:
                 self._beyond.add(node)
             waiting = pending.intersection(parents)
             if waiting and type(node) is CallNode and node.plan.rule.symmetric.issuperset(node.plan.names):
-                self._transpose(list(waiting), {})
+                self._transpose(list(waiting))
                 pending -= waiting
                 waiting = set()
             if waiting:
@@ -215,7 +219,7 @@ class Forward:
                 pending.add(node)
         roots = [node for node in unknown if node in pending]
         if roots:
-            self._transpose(roots, tensors or {})
+            self._transpose(roots)
 
     def _unknown_before(self, asked: list[Node]) -> list[Node]:
         """Those nodes that ``asked`` reach whose tangents are not known, oldest first; what depends on no input is known to be constant."""
@@ -237,7 +241,7 @@ class Forward:
         """Give ``node`` the tangent that the formulas of its rule make of those of its parents; False where they do not serve."""
         if type(node) is not CallNode:
             return False
-        tangents = [None if type(p) is tuple else self._tangents[p] for p in node.parents]
+        tangents: list[Any] = [None if type(p) is tuple else self._tangents[p] for p in node.parents]
         pushes = node.plan.pushes_for(tuple([t is not None for t in tangents]))
         if not pushes or _any_linear(pushes) or not _go_both_ways(node, pushes):
             return False
@@ -250,7 +254,7 @@ class Forward:
         self._tangents[node] = _total(parts, node, node.op)
         return True
 
-    def _transpose(self, roots: list[Node], tensors: dict[Node, torch.Tensor]) -> None:
+    def _transpose(self, roots: list[Node]) -> None:
         """Give ``roots`` their tangents from the nearest known ones."""
         inside: set[Node] = set()
         limits: dict[Node, torch.Tensor] = {}
@@ -266,9 +270,10 @@ class Forward:
                 limits[node] = tangent
         recorded = self._is_recorded(tuple(roots), list(limits.values()))
         newest_first = sorted(inside, key=attrgetter("serial"), reverse=True)
+        self.transposed.update([node.op for node in newest_first])
         paused, self._paused = self._paused, True
         try:
-            pushed = _transposed(roots, tensors, newest_first, limits, recorded)
+            pushed = _transposed(roots, newest_first, limits, recorded)
         finally:
             self._paused = paused
         self._tangents.update(zip(roots, map(_unless_empty, pushed), strict=True))
@@ -397,23 +402,13 @@ def _unless_empty(tangent: torch.Tensor) -> Tangent:
 
 
 def _transposed(
-    roots: list[Node],
-    tensors: dict[Node, torch.Tensor],
-    inside: list[Node],
-    limits: dict[Node, torch.Tensor],
-    recorded: bool,
+    roots: list[Node], inside: list[Node], limits: dict[Node, torch.Tensor], recorded: bool
 ) -> list[torch.Tensor]:
     """The tangents of ``roots``: the gradients of ``limits`` are linear in the cotangents, and are differentiated along their tangents."""
     device = next(iter(limits.values())).device
     with torch.enable_grad():
-        cotangents = [
-            tracked_alias(
-                torch.zeros_like(plain_alias(tensors[root]))
-                if root in tensors
-                else torch.zeros(root.shape or (), dtype=root.dtype, device=device)
-            ).requires_grad_()
-            for root in roots
-        ]
+        zeros = [torch.zeros(root.shape or (), dtype=root.dtype, device=device) for root in roots]
+        cotangents = [tracked_alias(z).requires_grad_() for z in zeros]
         with Sweep(keep_graph=True, create_graph=True) as sweep:
             found = sweep.run_inside(zip(roots, cotangents, strict=True), inside, list(limits))
         reached = [limit for limit in limits if limit in found]
@@ -449,7 +444,10 @@ def jvp(
         if strict and any(any_node(o) is None for o in outputs):
             raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
         found = forward.tangents_of(outputs)
-    pushed = [torch.zeros_like(plain_alias(o)) if t is None else t for o, t in zip(outputs, found, strict=True)]
+    pushed = [
+        torch.zeros_like(plain_alias(o)) if t is None else laid_out_as(o, t)
+        for o, t in zip(outputs, found, strict=True)
+    ]
     value = tree_unflatten(outputs, out_spec)
     if not (recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])):
         value, aux = detached((value, aux))

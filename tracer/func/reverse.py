@@ -127,10 +127,12 @@ def _node(tensor: Tensor) -> Node:
 
 
 def detached(nest: Any) -> Any:
+    """``nest`` with tracked tensors that have no history in place of those that have one."""
     return tree_map_only(Tensor, lambda t: t.detach(), nest)
 
 
 def split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+    """What a function returned, and its aux. Raises ``TransformError`` where ``has_aux`` and it returned no pair."""
     if not has_aux:
         return output, None
     if not (isinstance(output, tuple) and len(output) == 2):
@@ -176,6 +178,7 @@ def with_replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, .
 
 
 def sliced(args: tuple[Any, ...], argnums: Any) -> Any:
+    """Those of ``args`` that are differentiated: all for None."""
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
 
@@ -189,6 +192,7 @@ def _taped(
 
 
 def output_tensors(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
+    """The tensors that a function returned, and their structure. Raises ``TransformError`` for anything else."""
     listed, spec = tree_flatten(output)
     if not listed:
         raise TransformError(f"{transform}: the function returned no tensor")
@@ -237,6 +241,20 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
     return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
 
 
+def laid_out_as(output: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    """The tangent of an output, sparse where that is."""
+    if tangent.layout is torch.strided and output.layout is not torch.strided:
+        return tangent.to_sparse(layout=output.layout)
+    return tangent
+
+
+def _zeros_for(output: torch.Tensor) -> torch.Tensor:
+    """A cotangent of zeros; strided also for a sparse output, since no gradient would pass the empty pattern of a sparse one."""
+    if output.layout is torch.strided:
+        return torch.zeros_like(plain_alias(output))
+    return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
+
+
 class Linear:
     """The derivative of a function at a point as a linear map of tangents, by transposing its backward pass.
 
@@ -246,33 +264,18 @@ class Linear:
     def __init__(self, tape: Taped, outputs: Sequence[torch.Tensor], recorded: bool) -> None:
         self.outputs = outputs
         self.recorded = recorded
-        self._cotangents = [tracked_alias(torch.zeros_like(plain_alias(o))).requires_grad_() for o in outputs]
+        self._cotangents = [tracked_alias(_zeros_for(o)).requires_grad_() for o in outputs]
         self._gradients = tape.pull(outputs, self._cotangents, keep=True, recorded=True)
 
-    def push(self, tangents: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
+    def push(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tangents of the outputs."""
         recorded = self.recorded or (torch.is_grad_enabled() and any(any_node(t) is not None for t in tangents))
-        return Taped(self._cotangents).pull(self._gradients, tangents, keep=keep or recorded, recorded=recorded)
-
-
-def _linear(
-    func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, has_aux: bool, title: str
-) -> tuple[Linear, Any, Any, Any]:
-    """The linear map, the outputs, their structure, and aux."""
-    recording = torch.is_grad_enabled()
-    with torch.enable_grad():
-        tape, _, returned = _taped(func, primals, {}, argnums, title)
-        output, aux = split_aux(returned, has_aux, title)
-        outputs, out_spec = output_tensors(output, title)
-        recorded = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
-        linear = Linear(tape, outputs, recorded)
-    value = tree_unflatten(outputs, out_spec)
-    if not recorded:
-        value, aux = detached((value, aux))
-    return linear, value, out_spec, aux
+        pushed = Taped(self._cotangents).pull(self._gradients, tangents, keep=True, recorded=recorded)
+        return [laid_out_as(o, t) for o, t in zip(self.outputs, pushed, strict=True)]
 
 
 def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+    """The tangents one by one. Raises ``TransformError`` where their structure, shapes or dtypes are not those of ``primals``."""
     flat_primals, spec = tree_flatten(primals)
     if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
         (tangents,) = tangents
@@ -292,15 +295,24 @@ def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tens
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """The outputs of ``func`` and its derivative at ``primals`` as a function of tangents: ``torch.func.linearize``."""
+    """The outputs of ``func`` and its derivative at ``primals`` as a function of tangents: ``torch.func.linearize``.
+
+    By transposition, which leaves a linear map behind: the tangents of ``jvp`` would go through a run of the function each time.
+    """
     title = "linearize(f, *primals)"
-    linear, value, out_spec, _ = _linear(func, primals, None, False, title)
+    recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        tape, _, output = _taped(func, primals, {}, None, title)
+        outputs, out_spec = output_tensors(output, title)
+        recorded = recording and tape.reaches_beyond(outputs)
+        linear = Linear(tape, outputs, recorded)
+    value = tree_unflatten(outputs, out_spec)
 
     def jvp_fn(*tangents: Any) -> Any:
         given = checked_tangents(primals, tangents, title)
-        return tree_unflatten(linear.push(given, keep=True), out_spec)
+        return tree_unflatten(linear.push(given), out_spec)
 
-    return value, jvp_fn
+    return (value if recorded else detached(value)), jvp_fn
 
 
 class Gradient:
