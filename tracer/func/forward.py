@@ -323,7 +323,10 @@ def _through_formula(call: CallNode, push: Push, tangent: torch.Tensor, recorded
     with DisableTorchFunctionSubclass():
         spread, cast = tangent.shape != call.shape, tangent.dtype is not call.dtype
     if spread:
-        tangent = tangent.expand(call.shape)
+        try:
+            tangent = tangent.expand(call.shape)
+        except RuntimeError:
+            raise _does_not_hold(call.op, tangent, call.shape) from None
     if cast:
         tangent = tangent.to(call.dtype)
     is_complex = call.dtype.is_complex
@@ -388,11 +391,15 @@ def _total(parts: list[Tangent], node: Node, op: str) -> Tangent:
     with DisableTorchFunctionSubclass():
         shape, cast = total.shape, total.dtype is not node.dtype
     if shape != node.shape:
-        raise RuleResultError(
-            f"{op}: a tangent of shape {tuple(shape)} came through a call whose result has shape {tuple(node.shape or ())}. What its rule "
-            f"declares, linear or symmetric, does not hold here: leave it out."
-        )
+        raise _does_not_hold(op, total, node.shape)
     return _unless_empty(total.to(node.dtype) if cast else total)
+
+
+def _does_not_hold(op: str, tangent: torch.Tensor, shape: Any) -> RuleResultError:
+    return RuleResultError(
+        f"{op}: a tangent of shape {tuple(tangent.shape)} does not fit a result of shape {tuple(shape)}. What the rule declares, linear or "
+        f"symmetric, does not hold for this call: leave the word out."
+    )
 
 
 def _unless_empty(tangent: torch.Tensor) -> Tangent:

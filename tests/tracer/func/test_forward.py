@@ -242,7 +242,7 @@ def test_jacfwd_is_jacrev(tracked: bool) -> None:
     torch.testing.assert_close(func.jacfwd(f)(x).detach(), func.jacrev(f)(x).detach())
 
 
-def test_a_rule_that_cannot_be_vmapped_is_swept_row_by_row() -> None:
+def test_the_columns_of_an_op_that_is_transposed_are_those_of_torch() -> None:
     x = rand(3)
     expected = torch.func.jacrev(lambda x: x.cumprod(0).sin())(x)
     torch.testing.assert_close(func.jacfwd(lambda x: x.cumprod(0).sin())(x).as_subclass(torch.Tensor), expected)
@@ -252,7 +252,7 @@ def test_a_rule_that_cannot_be_vmapped_is_swept_row_by_row() -> None:
 NESTED: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "closed over": lambda x, w: torch.func.jvp(lambda x: (w @ x).sin() * w[0], (x,), (torch.ones_like(x),))[1],
     "closed over, linear": lambda x, w: torch.func.jvp(lambda x: F.linear(x, w.exp()), (x,), (torch.ones_like(x),))[1],
-    "closed over, transposed": lambda x, w: torch.func.jvp(lambda x: F.layer_norm(w @ x, [3]), (x,), (x.detach(),))[1],
+    "closed over, transposed": lambda x, w: torch.func.jvp(lambda x: (w @ x).log_softmax(0), (x,), (x.detach(),))[1],
     "tangent": lambda x, w: torch.func.jvp(lambda x: x.sin().cumprod(0), (x.detach(),), (w[0],))[1],
     "twice": lambda x, w: torch.func.jvp(
         lambda x: torch.func.jvp(lambda y: (w @ y).tanh() * x, (x,), (x * 2,))[1], (x,), (torch.ones_like(x),)
@@ -315,14 +315,19 @@ def test_a_word_that_names_no_input_is_refused() -> None:
         ops_registry.backward(torch.sin, replace=True, linear=["bogus"])(lambda grad: grad)
 
 
-def test_a_declaration_that_does_not_hold_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    library = torch.library.Library("forward_test", "DEF")
-    library.define("first(Tensor x) -> Tensor")
-    library.impl("first", lambda x: x[0].clone(), "CompositeExplicitAutograd")
-    op = torch.ops.forward_test.first
-    ops_registry.backward(op, symmetric=True)(lambda grad: torch.stack([grad, grad, grad]))
-    with pytest.raises(RuleResultError, match=r"forward_test.first: a tangent of shape \(3,\).*linear or symmetric"):
-        func.jvp(op, (rand(3),), (rand(3, seed=1),))
+def test_a_declaration_that_does_not_hold_is_named(clean_registry: None) -> None:
+    ops_registry.backward(torch.logsumexp, replace=True, symmetric=True)(
+        lambda grad, input_shape: grad.expand(input_shape)
+    )
+    with pytest.raises(RuleResultError, match=r"logsumexp: a tangent of shape \(3, 4\).*linear or symmetric"):
+        func.jvp(lambda x: x.logsumexp((0, 1)), (rand(3, 4),), (rand(3, 4),))
+
+
+def test_a_replacement_may_say_the_same(clean_registry: None) -> None:
+    ops_registry.backward(torch.sin, replace=True, symmetric=True)(lambda grad, input: 2 * grad * input.cos())
+    found, transposed = forward(torch.sin, (rand(3),), (torch.ones(3, dtype=D),))
+    assert not transposed
+    torch.testing.assert_close(found[0], 2 * rand(3).cos())
 
 
 # ---------------------------------------------------------------------- the run
