@@ -13,13 +13,14 @@ from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, random_like
 
 
 def products(call: Call, values: list[Any], wanted: Sequence[int]) -> tuple[float, float] | None:
-    """``<c, J v>`` by ``jvp`` and ``<J' c, v>`` by backward, along random ``v`` and ``c``; None for a call without a gradient.
+    """``<c, J v>`` by ``jvp`` and ``<J' c, v>`` by backward, along random ``v`` and ``c``.
 
-    ``values`` are the arguments of the call, ``wanted`` the positions of those that are differentiated.
+    ``values`` are the arguments of the call, ``wanted`` the positions of those that are differentiated. None for a call without a
+    gradient, and where there is nothing to measure by: in less than double precision, among sparse tensors.
     """
     leaves = leaves_of(values, wanted, tracked_leaf)
     inputs = [leaves[i] for i in wanted]
-    if any(x.layout is not torch.strided for x in inputs):
+    if not all(map(_measurable, inputs)):
         return None
 
     def run(*tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -31,7 +32,7 @@ def products(call: Call, values: list[Any], wanted: Sequence[int]) -> tuple[floa
 
     outputs = run(*inputs)
     live = [o for o in outputs if o.requires_grad]
-    if not live or any(o.layout is not torch.strided for o in outputs):
+    if not live or not all(map(_measurable, outputs)):
         return None
     cotangents = random_like(outputs, 1)
     gradients = torch.autograd.grad(
@@ -40,6 +41,10 @@ def products(call: Call, values: list[Any], wanted: Sequence[int]) -> tuple[floa
     tangents = random_like(inputs, 3)
     _, pushed, *_ = func.jvp(run, tuple([x.detach() for x in inputs]), tuple(tangents))
     return _product(cotangents, pushed), _product(gradients, tangents)
+
+
+def _measurable(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and tensor.dtype.to_real() is torch.float64
 
 
 def _product(left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor]) -> float:

@@ -337,10 +337,14 @@ def _through_formula(call: CallNode, push: Push, tangent: torch.Tensor, recorded
 
 
 def _tangent_in_place(value: Any, tangent: Any, in_layout: bool) -> Any:
-    """``in_layout``: a view is taken of it, which asks for its layout in memory."""
+    """``in_layout``: a view is taken of it, which asks for its layout in memory and reads past the marks of a lazy conjugate."""
     if type(tangent) is list:
         return [_zero_in_place(v, 0) if t is None else t for v, t in zip(value, tangent, strict=True)]
-    return tangent.contiguous() if in_layout and tangent.stride() != value.stride() else tangent
+    if not in_layout:
+        return tangent
+    if tangent.is_conj() or tangent.is_neg():
+        tangent = tangent.resolve_conj().resolve_neg()
+    return tangent if tangent.stride() == value.stride() else tangent.contiguous()
 
 
 def _zero_in_place(value: Any, default: Any) -> Any:

@@ -22,8 +22,9 @@ def test_a_formula_that_is_not_symmetric_shows(clean_registry: None) -> None:
     assert pair is not None and not agree(pair)
 
 
-def test_a_call_without_a_gradient_has_no_products() -> None:
-    assert products(lambda at: at[0] > 0, [torch.randn(3)], (0,)) is None
+def test_a_call_without_a_gradient_or_in_single_precision_has_no_products() -> None:
+    assert products(lambda at: at[0] > 0, [torch.randn(3, dtype=torch.float64)], (0,)) is None
+    assert products(lambda at: at[0].sin(), [torch.randn(3)], (0,)) is None
 
 
 def test_what_is_not_finite_says_nothing() -> None:

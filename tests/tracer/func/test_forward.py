@@ -88,6 +88,7 @@ PUSHED = {
     "linear, empty": (torch.sum, rand(0, 3)),
     "linear, complex": (torch.fft.fft, rand(4, dtype=C)),
     "linear over real numbers": (torch.conj_physical, rand(3, dtype=C)),
+    "linear view, lazy conjugate": (lambda x: torch.view_as_real((x * x).sin()), rand(3, dtype=C)),
     "linear to real": (torch.real, rand(3, dtype=C)),
     "linear view": (lambda x: x.view(6, 2), rand(3, 4)),
     "linear view, non-contiguous tangent": (lambda x: x.expand(3, 4).contiguous().view(12), rand(4)),
