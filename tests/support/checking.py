@@ -138,7 +138,10 @@ def check_tangents(c: Case, call: Callable[[list[Any]], Any], data: list[Any], w
     if rule is None or not (rule.linear or rule.symmetric):
         return
     pair = tangents.products(call, data, wanted)
-    assert pair is None or tangents.agree(pair), f"inputs {wanted}: <c, J v> = {pair[0]}, <J' c, v> = {pair[1]}"
+    tolerance = 1e-7 if c.differences else 1e-3  # a case without differences may round to half precision on its way
+    assert pair is None or tangents.agree(pair, tolerance), (
+        f"inputs {wanted}: <c, J v> = {pair[0]}, <J' c, v> = {pair[1]}"
+    )
 
 
 def check_differences(

@@ -52,7 +52,7 @@ def _product(left: Sequence[torch.Tensor | None], right: Sequence[torch.Tensor])
     return float(sum(((a.conj() * b).sum().real.item() for a, b in wide), 0.0))
 
 
-def agree(pair: tuple[float, float]) -> bool:
-    """Whether both are the same up to rounding in float64; what is not finite says nothing."""
+def agree(pair: tuple[float, float], tolerance: float = 1e-7) -> bool:
+    """Whether both are the same up to rounding, in float64 unless a ``tolerance`` is given; what is not finite says nothing."""
     pushed, pulled = torch.tensor(pair, dtype=torch.float64)
-    return not bool(pulled.isfinite()) or bool(torch.isclose(pushed, pulled, rtol=1e-7, atol=1e-7))
+    return not bool(pulled.isfinite()) or bool(torch.isclose(pushed, pulled, rtol=tolerance, atol=tolerance))
