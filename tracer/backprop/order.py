@@ -46,6 +46,10 @@ def nodes_needed_for(targets: set[Node], order: list[Node], through_bridges: boo
     for node in reversed(order):
         if node in needed:
             continue
-        if (through_bridges and type(node) is Bridge) or any(p in needed for p in flat(node.parents)):
+        parents = node.parents
+        if (
+            not needed.isdisjoint(flat(parents) if tuple in map(type, parents) else parents)
+            or (through_bridges and type(node) is Bridge)
+        ):
             needed.add(node)
     return needed

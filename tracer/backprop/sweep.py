@@ -161,6 +161,8 @@ class Sweep:
         #: Where only some nodes are visited: those of them where no gradient is asked for.
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
         common = on_the_way is None and not recorded
+        #: What rules return: where the backward pass is recorded, tensors that are tracked.
+        expected = Tensor if recorded else _PLAIN
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -188,7 +190,8 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    steps = self._steps(node)
+                    if on_the_way is not None:
+                        steps = self._steps(node)
                     if recorded:
                         saved = reattach(node, saved)
                 try:
@@ -199,7 +202,7 @@ class Sweep:
                             self._pass_all_on(node, step, result, None)
                             continue
                         parent = parents[step.parent]
-                        if type(result) is not _PLAIN or type(parent) is tuple:
+                        if type(result) is not expected or type(parent) is tuple:
                             self._pass_on(node, step, step.parent, result, None)
                             continue
                         # 4 projection
@@ -332,7 +335,7 @@ class Sweep:
     def _steps(self, node: CallNode) -> tuple[Step, ...]:
         """The formulas of ``node`` that lead to a target."""
         needed = self.needed
-        if needed is None:
+        if needed is None or needed.issuperset(node.parents):
             return node.plan.steps
         return node.plan.steps_for(
             tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])

@@ -92,9 +92,9 @@ class VmapNode(OpaqueNode):
             return tuple([found[self.limits[i]] for i in reached])
 
         with torch.enable_grad() if recorded else torch.no_grad():
-            results = torch.vmap(
-                sweep_inside, in_dims=tuple([self.out_dims[i] for i in given]), randomness="different"
-            )(*[grads[i] for i in given])
+            results = at_once(
+                sweep_inside, [grads[i] for i in given], [self.out_dims[i] for i in given], "different"
+            )
             all_results: list[Any] = [None] * len(self.limits)
             for i, result in zip(reached, results, strict=True):
                 all_results[i] = _outside(self.limits[i], self.level, result)
@@ -210,23 +210,43 @@ def batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
     return inside
 
 
+def at_once(
+    func: Callable[..., Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor], dims: Sequence[int], randomness: str
+) -> list[torch.Tensor]:
+    """``func`` once for the whole batch, which lies along ``dims`` of the ``tensors``; along dimension 0 of what it returns."""
+    size = tensors[0].shape[dims[0]]
+    with vmap_parts.vmap_increment_nesting(size, randomness) as number, opened(number, size) as level:
+        listed = func(*[batched(t, dim, level) for t, dim in zip(tensors, dims, strict=True)])
+        with DisableTorchFunctionSubclass():
+            return _left(listed, [0] * len(listed), level, func)
+
+
 def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) -> Any:
     """The results of ``func`` outside of the level, with a history where they have one inside."""
     listed, spec = tree_flatten(outputs)
     with DisableTorchFunctionSubclass():
         dims = _dims_of(out_dims, outputs, spec)
-        expanded = outputs if dims is None else tree_unflatten(list(map(partial(_expanded, level), listed, dims)), spec)
-        results = vmap_parts._unwrap_batched(expanded, out_dims, level.number, level.batch_size, func)
-        left, _ = tree_flatten(results)
-        fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]
-        carrying = [i for i in fresh if listed[i]._node is not None]
-        for i in fresh:
-            if listed[i]._node is None and left[i].dtype in DIFFERENTIABLE and not left[i].requires_grad:
-                become_tracked(left[i])
-        if carrying:
-            assert dims is not None
-            _give_history(level, [(left, i, listed[i]._node, dims[i]) for i in carrying])
+        if dims is None:
+            vmap_parts._unwrap_batched(outputs, out_dims, level.number, level.batch_size, func)  # raises
+        left = _left(listed, dims, level, func)
     return tree_unflatten(left, spec)
+
+
+def _left(listed: Sequence[Any], dims: Any, level: Level, func: Callable[..., Any]) -> list[Any]:
+    """``_leave`` for a list of results with the place of the batch in each."""
+    name = vmap_parts._get_name(func)
+    left: list[Any] = [
+        vmap_parts._maybe_remove_batch_dim(name, _expanded(level, o, dim), level.number, level.batch_size, dim)
+        for o, dim in zip(listed, dims, strict=True)
+    ]
+    fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]
+    carrying = [i for i in fresh if listed[i]._node is not None]
+    for i in fresh:
+        if listed[i]._node is None and left[i].dtype in DIFFERENTIABLE and not left[i].requires_grad:
+            become_tracked(left[i])
+    if carrying:
+        _give_history(level, [(left, i, listed[i]._node, dims[i]) for i in carrying])
+    return left
 
 
 def _expanded(level: Level, result: Any, dim: Any) -> Any:
@@ -240,10 +260,12 @@ def _expanded(level: Level, result: Any, dim: Any) -> Any:
     return add_batch_dim(plain_alias(result).expand(level.batch_size, *result.shape), 0, level.number)
 
 
-def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any] | None:
+def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> Sequence[Any] | None:
     """``out_dims`` for each of the results; None where torch does not accept them."""
+    if isinstance(out_dims, int):
+        return [out_dims] * spec.num_leaves
     if isinstance(outputs, torch.Tensor):
-        return [out_dims[0] if isinstance(out_dims, tuple) and out_dims else out_dims]
+        return [None] if out_dims is None else out_dims if isinstance(out_dims, tuple) and len(out_dims) == 1 else None
     return vmap_parts._broadcast_to_and_flatten(out_dims, spec)
 
 
