@@ -47,9 +47,8 @@ def nodes_needed_for(targets: set[Node], order: list[Node], through_bridges: boo
         if node in needed:
             continue
         parents = node.parents
-        if (
-            not needed.isdisjoint(flat(parents) if tuple in map(type, parents) else parents)
-            or (through_bridges and type(node) is Bridge)
+        if not needed.isdisjoint(flat(parents) if tuple in map(type, parents) else parents) or (
+            through_bridges and type(node) is Bridge
         ):
             needed.add(node)
     return needed

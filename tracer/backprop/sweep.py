@@ -157,12 +157,11 @@ class Sweep:
         keep_graph = self.keep_graph
         # A dispatch mode is user code that sees every call, and may ask for the node.
         fast = self.fast and not (self.anomaly or count_dispatch_modes())
-        recorded = self.create_graph
+        #: Where the backward pass is recorded, rules return tracked tensors.
+        recorded, expected = self.create_graph, Tensor if self.create_graph else _PLAIN
         #: Where only some nodes are visited: those of them where no gradient is asked for.
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
         common = on_the_way is None and not recorded
-        #: What rules return: where the backward pass is recorded, tensors that are tracked.
-        expected = Tensor if recorded else _PLAIN
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -190,8 +189,7 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    if on_the_way is not None:
-                        steps = self._steps(node)
+                    steps = self._steps(node)
                     if recorded:
                         saved = reattach(node, saved)
                 try:

@@ -7,8 +7,8 @@ from typing import Any
 
 from ops_registry.torch_private import tree_flatten
 from tracer.errors import TransformError
+from tracer.func.jacobians import hessian_product
 from tracer.func.names import grad, vmap
-from tracer.func.reverse import hessian_product
 
 
 def hvp(func: Callable[..., Any], primals: Any, tangents: Any) -> Any:

@@ -7,6 +7,7 @@ respect to them is the derivative along this transform alone. It is recorded its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -109,6 +110,18 @@ class Taped:
         return [batched(torch.stack(column), 0, level) for column in zip(*rows, strict=True)]
 
 
+@dataclass
+class Run:
+    """A run of a function, with the structures of its inputs and outputs."""
+
+    tape: Taped
+    spec: Any
+    outputs: list[torch.Tensor]
+    out_spec: Any
+    #: Whether the outputs depend on something besides the inputs that wants a gradient.
+    beyond: bool
+
+
 def _row(cotangent: torch.Tensor, index: int, number: int) -> torch.Tensor:
     """The cotangent at ``index`` of the batch of a level; one and the same for all where it is no batch there."""
     if not is_batched(cotangent) or batch_level_of(cotangent) != number:
@@ -147,7 +160,7 @@ def grad_and_value(
     title = "grad_and_value(f)(*args)"
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        tape, spec, returned = _taped(func, args, kwargs, argnums, title)
+        tape, spec, returned = taped(func, args, kwargs, argnums, title)
         output, aux = _split_aux(returned, has_aux, title)
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
@@ -179,7 +192,7 @@ def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
 
-def _taped(
+def taped(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, title: str
 ) -> tuple[Taped, Any, Any]:
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
@@ -200,12 +213,13 @@ def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
     return listed, spec
 
 
-def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False) -> tuple[Any, ...]:
-    """The outputs of ``func`` and a function from cotangents to gradients (and aux): ``torch.func.vjp``."""
-    title = "vjp(f, *primals)"
+def run_for_cotangents(
+    func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, has_aux: bool, title: str
+) -> tuple[Run, Any]:
+    """Run ``func`` for a sweep from all its outputs: the run, and aux."""
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        tape, spec, returned = _taped(func, primals, {}, argnums, title)
+        tape, spec, returned = taped(func, primals, {}, argnums, title)
         output, aux = _split_aux(returned, has_aux, title)
         outputs, out_spec = _outputs(output, title)
         for o in outputs:
@@ -214,12 +228,19 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
                     f"{title}: all outputs of f must be floating point or complex tensors, got one of {o.dtype}"
                 )
         beyond = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
+    return Run(tape, spec, outputs, out_spec, beyond), aux if beyond else _detached(aux)
+
+
+def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False) -> tuple[Any, ...]:
+    """The outputs of ``func`` and a function from cotangents to gradients (and aux): ``torch.func.vjp``."""
+    run, aux = run_for_cotangents(func, primals, argnums, has_aux, "vjp(f, *primals)")
+    tape, outputs = run.tape, run.outputs
 
     def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
         given, given_spec = tree_flatten(cotangents)
-        if given_spec != out_spec:
+        if given_spec != run.out_spec:
             raise TransformError(
-                f"vjp_fn was given cotangents of structure {given_spec}, and the outputs of the function have structure {out_spec}"
+                f"vjp_fn was given cotangents of structure {given_spec}, and the outputs of the function have structure {run.out_spec}"
             )
         for o, c in zip(outputs, given, strict=True):
             if c.shape != o.shape:
@@ -227,13 +248,13 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
                     f"vjp_fn was given a cotangent of shape {tuple(c.shape)} for an output of shape {tuple(o.shape)}"
                 )
         wanted = torch.is_grad_enabled() if create_graph is None else create_graph
-        recorded = wanted and (beyond or any(any_node(c) is not None for c in given))
+        recorded = wanted and (run.beyond or any(any_node(c) is not None for c in given))
         with torch.enable_grad():
-            return tree_unflatten(tape.pull(outputs, given, keep=retain_graph or recorded, recorded=recorded), spec)
+            return tree_unflatten(tape.pull(outputs, given, keep=retain_graph or recorded, recorded=recorded), run.spec)
 
-    value = tree_unflatten(outputs, out_spec)
-    if not beyond:
-        value, aux = _detached((value, aux))
+    value = tree_unflatten(outputs, run.out_spec)
+    if not run.beyond:
+        value = _detached(value)
     return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
 
 
@@ -261,7 +282,7 @@ def _linear(
     """The linear map, the outputs, their structure, and aux."""
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        tape, _, returned = _taped(func, primals, {}, argnums, title)
+        tape, _, returned = taped(func, primals, {}, argnums, title)
         output, aux = _split_aux(returned, has_aux, title)
         outputs, out_spec = _outputs(output, title)
         recorded = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
@@ -285,7 +306,7 @@ def jvp(
     title = "jvp(f, primals, tangents)"
     if not isinstance(primals, tuple):
         raise TransformError(f"{title}: primals has to be a tuple, so that f(*primals) can be called")
-    given = _checked_tangents(_sliced(primals, argnums), tangents, title)
+    given = checked_tangents(_sliced(primals, argnums), tangents, title)
     linear, value, out_spec, aux = _linear(func, primals, argnums, has_aux, title)
     if strict and any(any_node(o) is None for o in linear.outputs):
         raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
@@ -293,7 +314,8 @@ def jvp(
     return (value, pushed, aux) if has_aux else (value, pushed)
 
 
-def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+    """The tensors of ``tangents``; raises ``TransformError`` where they do not fit those of ``primals``."""
     flat_primals, spec = tree_flatten(primals)
     if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
         (tangents,) = tangents
@@ -318,59 +340,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     linear, value, out_spec, _ = _linear(func, primals, None, False, title)
 
     def jvp_fn(*tangents: Any) -> Any:
-        given = _checked_tangents(primals, tangents, title)
+        given = checked_tangents(primals, tangents, title)
         return tree_unflatten(linear.push(given, keep=True), out_spec)
 
     return value, jvp_fn
-
-
-class Gradient:
-    """The gradient of a scalar function at a point, recorded: what a Hessian is made of."""
-
-    def __init__(self, func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, title: str) -> None:
-        self.recording = torch.is_grad_enabled()
-        with torch.enable_grad():
-            self.tape, self.spec, self.output = _taped(func, primals, {}, argnums, title)
-            self.is_scalar = isinstance(self.output, torch.Tensor) and self.output.dim() == 0
-            if self.is_scalar:
-                self.beyond = self.recording and self.tape.reaches_beyond([self.output])
-                one = torch.ones_like(plain_alias(self.output))
-                self.parts = self.tape.pull([self.output], [one], keep=True, recorded=True)
-
-    def along(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The derivative of the gradient along ``tangents``: the Hessian times them."""
-        recorded = self.recording and (self.beyond or any(any_node(t) is not None for t in tangents))
-        with torch.enable_grad():
-            return self.tape.pull(self.parts, tangents, keep=True, recorded=recorded)
-
-
-def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
-    """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
-    title = "hvp(f, primals, tangents)"
-    given = _checked_tangents(primals, tangents, title)
-    gradient = Gradient(func, primals, None, title)
-    if not gradient.is_scalar:
-        raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")
-    return tree_unflatten(gradient.along(given), gradient.spec)
-
-
-def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any) -> Any:
-    """The Hessian of a scalar function in the structure of its inputs, twice: the gradient, then one sweep for all its elements.
-
-    None for a function that returns something else.
-    """
-    gradient = Gradient(func, args, argnums, "hessian(f)(*args)")
-    if not gradient.is_scalar:
-        return None
-    parts = gradient.parts
-    sizes = [p.numel() for p in parts]
-    if any(p.is_complex() for p in parts) or not sum(sizes):
-        return None
-    basis = torch.eye(sum(sizes), dtype=torch.promote_types(parts[0].dtype, parts[-1].dtype), device=parts[0].device)
-    rows = [block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)]
-    columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
-    blocks = [
-        tree_unflatten([c.reshape(*p.shape, *q.shape) for c, q in zip(split, parts, strict=True)], gradient.spec)
-        for p, split in zip(parts, zip(*(c.split(sizes) for c in columns), strict=True), strict=True)
-    ]
-    return tree_unflatten(blocks, gradient.spec)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -92,9 +91,7 @@ class VmapNode(OpaqueNode):
             return tuple([found[self.limits[i]] for i in reached])
 
         with torch.enable_grad() if recorded else torch.no_grad():
-            results = at_once(
-                sweep_inside, [grads[i] for i in given], [self.out_dims[i] for i in given], "different"
-            )
+            results = at_once(sweep_inside, [grads[i] for i in given], [self.out_dims[i] for i in given], "different")
             all_results: list[Any] = [None] * len(self.limits)
             for i, result in zip(reached, results, strict=True):
                 all_results[i] = _outside(self.limits[i], self.level, result)
