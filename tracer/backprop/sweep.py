@@ -101,7 +101,7 @@ class Sweep:
 
     def will_visit(self, node: Node) -> bool:
         """Whether the sweep comes to ``node``, or has been there."""
-        return node in self.order and (self.needed is None or node in self.needed)
+        return node in self.order
 
     def run(
         self,
@@ -117,9 +117,12 @@ class Sweep:
         for node, grad in roots:
             self._add(node, grad)
             self.device = grad.device
-        self.order = order = hooked_leaves_early(backward_order(list(self.grads)))
+        order = backward_order(list(self.grads))
         self.targets = targets
-        self.needed = None if targets is None else nodes_needed_for(targets, order, through_bridges)
+        if targets is not None:
+            self.needed = needed = nodes_needed_for(targets, order, through_bridges)
+            order = [node for node in order if node in needed]
+        self.order = order = hooked_leaves_early(order)
         self._visit_all(order)
         return self.found
 
@@ -225,8 +228,6 @@ class Sweep:
         """The general lane: what a sweep does with any node."""
         # 1 gradient
         grad = arrived = self.grads.pop(node, None)
-        if self.needed is not None and node not in self.needed:
-            return
         if grad is None and node in self.zero:
             grad = arrived = self._zero_at(node)
             if grad is None:

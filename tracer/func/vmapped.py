@@ -24,7 +24,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.sweep import Sweep
 from tracer.graph import enter
-from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
+from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat
 from tracer.recording.levels import Level, levels, note_argument, opened
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
@@ -144,6 +144,8 @@ def _inside(level: Level, roots: list[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def _is_inside(node: Node, level: Level) -> bool:
+    if type(node) is CallNode and node.extras is None:  # most are
+        return node.serial >= level.start
     if isinstance(node, Leaf | Bridge | BatchedInput):
         return False
     ended = _ended(node)
