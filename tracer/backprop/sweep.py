@@ -68,6 +68,8 @@ class Sweep:
         self.targets: set[Node] | None = None
         #: The nodes that lead to a target; None where all are visited.
         self.needed: set[Node] | None = None
+        #: Whether a node that is visited can have parents that are not.
+        self.narrow = False
         #: Anomaly mode is on: the general lane looks at what each node passes on.
         self.anomaly = torch.is_anomaly_enabled()
         #: Whether leaves among the targets are to be filled, and not found.
@@ -121,7 +123,8 @@ class Sweep:
         self.targets = targets
         if targets is not None:
             self.needed = needed = nodes_needed_for(targets, order, through_bridges)
-            order = [node for node in order if node in needed]
+            self.narrow = not needed.issuperset(order)
+            order = [node for node in order if node in needed] if self.narrow else order
         self.order = order = hooked_leaves_early(order)
         self._visit_all(order)
         return self.found
@@ -134,7 +137,7 @@ class Sweep:
             self._add(node, grad)
             self.device = grad.device
         self.targets = set(limits)
-        self.needed = {*inside, *limits}
+        self.needed = {*inside, *limits}  # and all their parents
         self.order = inside
         self._visit_all(inside)
         for node in limits:
@@ -154,7 +157,7 @@ class Sweep:
             set_grad_enabled(mode)
             self.order = []
 
-    def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912
+    def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912, PLR0915
         grads, zero, owned = self.grads, self.zero, self.owned
         take = grads.pop
         keep_graph = self.keep_graph
@@ -164,16 +167,12 @@ class Sweep:
         recorded, expected = self.create_graph, Tensor if self.create_graph else _PLAIN
         #: Where only some nodes are visited: those of them where no gradient is asked for.
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
-        common = on_the_way is None and not recorded
+        narrow = self.narrow
+        common = not (narrow or recorded)
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
-            if (
-                fast
-                and type(node) is CallNode
-                and node.extras is None
-                and (common or on_the_way is None or node in on_the_way)
-            ):
+            if fast and type(node) is CallNode and node.extras is None and (on_the_way is None or node in on_the_way):
                 # 1 gradient
                 grad = take(node, None)
                 if grad is None:
@@ -192,7 +191,8 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    steps = self._steps(node)
+                    if narrow:
+                        steps = self._steps(node)
                     if recorded:
                         saved = reattach(node, saved)
                 try:
@@ -334,7 +334,7 @@ class Sweep:
     def _steps(self, node: CallNode) -> tuple[Step, ...]:
         """The formulas of ``node`` that lead to a target."""
         needed = self.needed
-        if needed is None or needed.issuperset(node.parents):
+        if not self.narrow or needed is None or needed.issuperset(node.parents):
             return node.plan.steps
         return node.plan.steps_for(
             tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])

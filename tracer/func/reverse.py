@@ -27,7 +27,8 @@ from tracer.backprop.batched import refused_by_vmap
 from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
 from tracer.func.vmapped import batched
-from tracer.node import Node, flat
+from tracer.graph import backward_order
+from tracer.node import Node
 from tracer.recording.levels import levels, physical
 from tracer.recording.parents import DIFFERENTIABLE, any_node
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
@@ -50,7 +51,7 @@ def fresh(tensor: Any, transform: str) -> Tensor:
     if any_node(tensor) is not None:
         return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
     with DisableTorchFunctionSubclass():
-        return tracked_alias(plain_alias(tensor)).requires_grad_()
+        return tracked_alias(tensor).requires_grad_()
 
 
 class Taped:
@@ -62,19 +63,10 @@ class Taped:
 
     def reaches_beyond(self, outputs: Sequence[Any]) -> bool:
         """Whether the outputs depend on something that wants a gradient besides the inputs."""
-        mine = set(self.nodes)
-        seen: set[Node] = set()
-        stack = [n for o in outputs if isinstance(o, torch.Tensor) and (n := any_node(o)) is not None]
-        stack += [p for n in self.nodes for p in flat(n.parents)]
-        while stack:
-            node = stack.pop()
-            if node in mine or node in seen:
-                continue
-            if not flat(node.parents):
-                return True
-            seen.add(node)
-            stack.extend(flat(node.parents))
-        return False
+        if any(node.parents for node in self.nodes):
+            return True
+        roots = [n for o in outputs if isinstance(o, torch.Tensor) and (n := any_node(o)) is not None]
+        return not set(self.nodes).issuperset([node for node in backward_order(roots) if not node.parents])
 
     def pull(
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool

@@ -98,6 +98,8 @@ def _alias(value: Any, versions: list[tuple[torch.Tensor, int]], op: str) -> Any
         except RuntimeError:
             raise inference_error(op, value) from None
         return alias
+    if (kind is list or kind is tuple) and NUMBERS.issuperset(map(type, value)):
+        return kind(value)
     if kind is list:
         return [_alias(v, versions, op) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
