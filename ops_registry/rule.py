@@ -22,6 +22,15 @@ from ops_registry.torch_private import has_autocast_kernel
 #: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
 
+#: torch's own ways to them, past properties of a subclass: they are read with interception off.
+_READ: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
+    "dtype": torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    "device": torch.Tensor.device.__get__,
+    "stride": torch.Tensor.stride,
+    "offset": torch.Tensor.storage_offset,
+}
+
 #: Parameters that backward itself supplies.
 SUPPLIED = ("grad", "needs")
 
@@ -36,9 +45,7 @@ _CAST_BY_AUTOCAST = frozenset((torch.float16, torch.bfloat16, torch.float32))
 
 def _meta(value: Any, name: str) -> Any:
     if isinstance(value, torch.Tensor):
-        if name == "stride":
-            return value.stride()
-        return value.storage_offset() if name == "offset" else getattr(value, name)
+        return _READ[name](value)
     if isinstance(value, list | tuple):
         return [_meta(v, name) for v in value]
     return torch.Size(()) if name == "shape" else None

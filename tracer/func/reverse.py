@@ -145,28 +145,38 @@ def _split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
     return output
 
 
-def grad_and_value(
-    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """The gradients of the scalar that ``func`` returns, and that scalar (with aux): ``torch.func.grad_and_value``."""
-    title = "grad_and_value(f)(*args)"
+def scalar_gradients(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any], title: str
+) -> tuple[list[torch.Tensor], Any, Any, Any]:
+    """The gradients of the scalar that ``func`` returns, their structure, that scalar, and aux."""
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, spec, returned = taped(func, args, kwargs, argnums, title)
         output, aux = _split_aux(returned, has_aux, title)
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
-        if output.dim() != 0:
+        if output.ndim != 0:
             raise TransformError(
                 f"{title}: expected f(*args) to return a scalar tensor, got one of shape {tuple(output.shape)}. Reduce it, or use vjp or "
                 f"jacrev."
             )
-        recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]])
-        one = torch.ones_like(plain_alias(output))
-        grads = tree_unflatten(tape.pull([output], [one], keep=recorded, recorded=recorded), spec)
+        recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]] if has_aux else [output])
+        with DisableTorchFunctionSubclass():
+            one = torch.ones_like(plain_alias(output))
+        grads = tape.pull([output], [one], keep=recorded, recorded=recorded)
     if not recorded:
-        output, aux = _detached((output, aux))
-    return grads, ((output, aux) if has_aux else output)
+        output = output.detach()
+        aux = _detached(aux) if has_aux else None
+    return grads, spec, output, aux
+
+
+def grad_and_value(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The gradients of the scalar that ``func`` returns, and that scalar (with aux): ``torch.func.grad_and_value``."""
+    title = "grad_and_value(f)(*args)"
+    grads, spec, output, aux = scalar_gradients(func, argnums, has_aux, args, kwargs, title)
+    return tree_unflatten(grads, spec), ((output, aux) if has_aux else output)
 
 
 def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:

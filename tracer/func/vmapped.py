@@ -213,6 +213,7 @@ def at_once(
     func: Callable[..., Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor], dims: Sequence[int], randomness: str
 ) -> list[torch.Tensor]:
     """``func`` once for the whole batch, which lies along ``dims`` of the ``tensors``; along dimension 0 of what it returns."""
+    vmap_parts.lazy_load_decompositions()  # torch's batching rules that are written in Python
     size = tensors[0].shape[dims[0]]
     with vmap_parts.vmap_increment_nesting(size, randomness) as number, opened(number, size) as level:
         listed = func(*[batched(t, dim, level) for t, dim in zip(tensors, dims, strict=True)])
