@@ -14,7 +14,6 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import TracebackType
 from typing import Any
 
@@ -45,6 +44,7 @@ from tracer.recording.saved import reattach, release, saved_values
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
+_CALLS = (CallNode, OpaqueNode)
 
 
 class Sweep:
@@ -110,16 +110,17 @@ class Sweep:
         roots: Iterable[tuple[Node, torch.Tensor]],
         targets: set[Node] | None = None,
         through_bridges: bool = False,
+        order: list[Node] | None = None,
     ) -> dict[Node, torch.Tensor]:
         """Carry the gradients of ``roots`` back, and return those that reached ``targets``.
 
         ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited, or,
-        with ``through_bridges``, to a place where the history goes on in torch's autograd.
+        with ``through_bridges``, to a place where the history goes on in torch's autograd. ``order``: that of the roots, where it is known.
         """
         for node, grad in roots:
             self._add(node, grad)
             self.device = grad.device
-        order = backward_order(list(self.grads))
+        order = backward_order(list(self.grads)) if order is None else order
         self.targets = targets
         if targets is not None:
             self.needed = needed = nodes_needed_for(targets, order, through_bridges)
@@ -243,13 +244,15 @@ class Sweep:
             if self.targets is None or self.fill_targets:
                 buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
                 self._reach_leaf(node, buffer)
-                self.node = None
-                return
+            elif grad is not None:
+                self.found[node] = grad
+            self.node = None
+            return
         goes_on = self.needed is None or any(p in self.needed for p in flat(node.parents))
         if self.targets is not None and node in self.targets and grad is not None:
             # As in torch a gradient that goes on from here is found as it was before hooks, and one that ends here as they left it.
             self.found[node] = arrived if goes_on else grad
-        if isinstance(node, CallNode | OpaqueNode):
+        if isinstance(node, _CALLS):
             if goes_on:
                 self._through(node, grad if extras is None else run_prehooks(node, grad))
         elif grad is not None and isinstance(node, Output):
@@ -461,7 +464,7 @@ class Sweep:
         hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
         if extras is not None and (extras.prehooks or extras.post_hooks):
             buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(partial(self._show_filled, leaf, buffer[0]))
+            hooks.append(lambda _, filled=buffer[0]: run_post_hooks(leaf, {}, filled))
         if not hooks:
             self._fill_at_the_end(tensor, buffer)
             return
@@ -474,10 +477,6 @@ class Sweep:
     def _fill_at_the_end(self, tensor: torch.Tensor, buffer: list[Any]) -> None:
         if buffer[0] is not None:
             self.leaves.append((tensor, buffer))
-
-    @staticmethod
-    def _show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
-        run_post_hooks(leaf, {}, grad)
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:

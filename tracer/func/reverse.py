@@ -60,13 +60,21 @@ class Taped:
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self.inputs = inputs
         self.nodes = [_node(x) for x in inputs]
+        self._asked: list[Node] = []
+        self._order: list[Node] = []
 
     def reaches_beyond(self, outputs: Sequence[Any]) -> bool:
         """Whether the outputs depend on something that wants a gradient besides the inputs."""
         if any(node.parents for node in self.nodes):
             return True
         roots = [n for o in outputs if isinstance(o, torch.Tensor) and (n := any_node(o)) is not None]
-        return not set(self.nodes).issuperset([node for node in backward_order(roots) if not node.parents])
+        return not set(self.nodes).issuperset([node for node in self._order_from(roots) if not node.parents])
+
+    def _order_from(self, roots: list[Node]) -> list[Node]:
+        """``backward_order`` of the roots; one question is mostly asked again."""
+        if self._asked != roots:
+            self._asked, self._order = roots, backward_order(roots)
+        return self._order
 
     def pull(
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
@@ -75,7 +83,7 @@ class Taped:
         roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
             with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
-                found = sweep.run(roots, set(self.nodes))
+                found = sweep.run(roots, set(self.nodes), order=self._order_from([node for node, _ in roots]))
         except RuntimeError as error:
             if not levels.open or not refused_by_vmap(error):
                 raise
