@@ -1,8 +1,8 @@
 """Claim: transforms on our rules cost about what ``torch.func`` costs, in time and in memory.
 
-64 cotangents in one sweep and the Jacobian of a 64-64-64-64 network; the product of a vector and the Hessian of such a network, by its input
-and by its parameters; that Hessian by the input; per-sample gradients of a small CNN (batch 32). Each beside the ways that torch offers.
-Processor time, single-threaded. Then the peak memory of the same calls at larger sizes (``LARGE``), each in a process of its own.
+64 cotangents in one sweep and the Jacobian of a 64-64-64-64 network; a vector times the Hessian of such a network, by its input and by its
+parameters; that Hessian by the input; per-sample gradients of a small CNN (batch 32). Each beside the ways that torch offers. Processor
+time, single-threaded. Then the peak memory of the same calls at larger sizes (``LARGE``), each in a process of its own.
 """
 
 from __future__ import annotations

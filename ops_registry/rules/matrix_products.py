@@ -18,6 +18,8 @@ tensordot = torch._C._VariableFunctions.tensordot
 
 def rows(tensor):
     """All vectors along the last axis of ``tensor``, as the rows of one matrix."""
+    if tensor.ndim == 2:
+        return tensor
     return tensor.flatten(0, -2) if tensor.ndim > 1 else tensor.unsqueeze(0)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -198,6 +199,18 @@ def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
     )
 
 
+@cache
+def _structure_of_tuple(length: int) -> Any:
+    return tree_flatten((0,) * length)[1]
+
+
+def _flattened(nest: Any) -> tuple[list[Any], Any]:
+    """``tree_flatten``, which walks through a tuple of tensors slowly."""
+    if type(nest) is tuple and all(isinstance(x, torch.Tensor) for x in nest):
+        return list(nest), _structure_of_tuple(len(nest))
+    return tree_flatten(nest)
+
+
 def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
@@ -206,7 +219,7 @@ def taped(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, title: str
 ) -> tuple[Taped, Any, Any]:
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
-    listed, spec = tree_flatten(_sliced(args, argnums))
+    listed, spec = _flattened(_sliced(args, argnums))
     tape = Taped([fresh(x, title) for x in listed])
     return tape, spec, func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
 
@@ -326,10 +339,10 @@ def jvp(
 
 def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
     """The tensors of ``tangents``; raises ``TransformError`` where they do not fit those of ``primals``."""
-    flat_primals, spec = tree_flatten(primals)
+    flat_primals, spec = _flattened(primals)
     if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
         (tangents,) = tangents
-    given, given_spec = tree_flatten(tangents)
+    given, given_spec = _flattened(tangents)
     if given_spec != spec:
         raise TransformError(f"{title}: primals and tangents must have the same structure; got {spec} and {given_spec}")
     if not flat_primals:
