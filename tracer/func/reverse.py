@@ -29,10 +29,10 @@ from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
 from tracer.func.vmapped import batched
 from tracer.graph import backward_order
-from tracer.node import Node
+from tracer.node import Leaf, Node
 from tracer.recording.levels import levels, physical
 from tracer.recording.parents import DIFFERENTIABLE, any_node
-from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
 
 def fresh(tensor: Any, transform: str) -> Tensor:
@@ -52,7 +52,11 @@ def fresh(tensor: Any, transform: str) -> Tensor:
     if any_node(tensor) is not None:
         return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
     with DisableTorchFunctionSubclass():
-        return tracked_alias(tensor).requires_grad_()
+        alias = plain_alias(tensor)
+        shape, dtype = alias.shape, alias.dtype
+        tracked = become_tracked(alias)
+        tracked._node = Leaf(tracked, shape, dtype)
+        return tracked
 
 
 class Taped:

@@ -18,6 +18,7 @@ from ops_registry.torch_private import (
     add_batch_dim,
     batch_level_of,
     is_batched,
+    remove_batch_dim,
     tree_flatten,
     tree_unflatten,
     vmap_parts,
@@ -234,9 +235,11 @@ def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) 
 
 def _left(listed: Sequence[Any], dims: Any, level: Level, func: Callable[..., Any]) -> list[Any]:
     """``_leave`` for a list of results with the place of the batch in each."""
-    name = vmap_parts._get_name(func)
+    number, size = level.number, level.batch_size
     left: list[Any] = [
-        vmap_parts._maybe_remove_batch_dim(name, _expanded(level, o, dim), level.number, level.batch_size, dim)
+        remove_batch_dim(_expanded(level, o, dim), number, size, dim)
+        if dim is not None and isinstance(o, torch.Tensor)
+        else vmap_parts._maybe_remove_batch_dim(vmap_parts._get_name(func), o, number, size, dim)
         for o, dim in zip(listed, dims, strict=True)
     ]
     fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]

@@ -54,7 +54,8 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
                 raise inference_error(plan.rule.name, value) from None
         if kind in NUMBERS:
             return values, (), False
-    return pack_saved(_aliased(plan, values), hooks)
+    saved = _aliased(plan, values)
+    return saved if hooks is None else pack_saved(saved, hooks)
 
 
 def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
