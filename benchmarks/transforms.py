@@ -179,7 +179,7 @@ if __name__ == "__main__":
         sys.exit()
     torch.set_num_threads(1)
     for title, contestants in TASKS.items():
-        report(title, compare(contestants(SMALL), 200, 2, time.process_time), 1e-3, "ms")
+        report(title, compare(contestants(SMALL), 30, 20, time.process_time), 1e-3, "ms")
     for title, contestants in TASKS.items():
         if contestants is not product_by_input:  # vectors alone
             report_memory(title, list(contestants(SMALL)))
