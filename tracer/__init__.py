@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
     from tracer.reports.steps import steps
+    from tracer.reports.why import why
 
 __all__ = [
     "AnomalyError",
@@ -88,6 +89,7 @@ __all__ = [
     "steps",
     "tensor",
     "track",
+    "why",
 ]
 
 _install()
@@ -101,6 +103,7 @@ _LATER = {
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
     "steps": "tracer.reports.steps",
+    "why": "tracer.reports.why",
 }
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from torch.autograd.gradcheck import GradcheckError as TorchGradcheckError
 
 from ops_registry.errors import GlassgradError
+from ops_registry.sites import Site
 
 
 class MissingRuleError(GlassgradError):
@@ -31,6 +32,11 @@ class FreedGraphError(GlassgradError):
 
 class OverwrittenError(GlassgradError):
     """A tensor saved for backward was overwritten in place in between."""
+
+    def __init__(self, message: str, site: Site | None = None) -> None:
+        super().__init__(message)
+        #: Where it was overwritten, if a graph with sites was open.
+        self.site = site
 
 
 class InferenceTensorError(GlassgradError):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,6 +23,36 @@ _GRAD: Any = torch.Tensor.grad
 _accumulating = threading.Lock()
 
 
+class _Aside(threading.local):
+    """What ``.grad`` was, of the tensors that this thread has filled for a time only; None: it fills them for good."""
+
+    before: dict[torch.Tensor, torch.Tensor | None] | None = None
+
+
+_aside = _Aside()
+
+
+@contextmanager
+def leaving_grad_alone() -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+    """What passes of this thread put into ``.grad`` inside the block, those inside a checkpoint, is taken out of it again at its end.
+
+    The dictionary has each tensor and its gradient then.
+    """
+    outer, before = _aside.before, {}
+    _aside.before = before
+    found: dict[torch.Tensor, torch.Tensor] = {}
+    try:
+        yield found
+    finally:
+        _aside.before = outer
+        with DisableTorchFunctionSubclass():
+            for tensor, grad in before.items():
+                made = _GRAD.__get__(tensor)
+                if made is not None:
+                    found[tensor] = made
+                _GRAD.__set__(tensor, grad)
+
+
 def accumulate(entries: Iterable[Entry]) -> None:
     """Add each gradient to the tensor's ``.grad``, in place where there is one; no other thread adds at the same time."""
     mode = torch.is_grad_enabled()
@@ -30,6 +61,9 @@ def accumulate(entries: Iterable[Entry]) -> None:
         try:
             for tensor, buffer in entries:
                 _fit_layout(tensor, buffer)
+                if _aside.before is not None and tensor not in _aside.before:
+                    _aside.before[tensor] = _GRAD.__get__(tensor)
+                    _GRAD.__set__(tensor, None)
                 before = _GRAD.__get__(tensor)
                 if before is None:
                     _set(tensor, _own(buffer, tensor))

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import sys
 import threading
+import weakref
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -45,6 +46,8 @@ class Cut:
     site: Site
     #: Serial numbers of the calls and leaves whose history ended, as in ``Call``.
     parents: tuple[int, ...]
+    #: Of ``requires_grad_(False)``: the leaf, which knows its number no more.
+    leaf: weakref.ref[torch.Tensor] | None = field(default=None, repr=False, compare=False)
 
 
 class CutNotes:
@@ -100,7 +103,8 @@ def note_frozen(tensor: torch.Tensor) -> None:
     """Note that a leaf is to require no gradient any more; also where torch does it for a whole module."""
     if asked.graphs and noting.cuts is not None:
         site = find_site("requires_grad_", 2)
-        noting.cuts.add(Cut("requires_grad_(False)", site, tuple(serials(nodes_among(tensor)))))
+        parents = tuple(serials(nodes_among(tensor)))
+        noting.cuts.add(Cut("requires_grad_(False)", site, parents, weakref.ref(tensor)))
 
 
 def note_unrecorded(op: str, given: Any) -> None:

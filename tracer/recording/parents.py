@@ -90,6 +90,11 @@ def node_of(tensor: torch.Tensor) -> Node:
     return leaf
 
 
+def known_node(tensor: torch.Tensor) -> Node | None:
+    """The node of a tensor, where it has one already: a native leaf has none before its first use beside a tracked tensor."""
+    return tensor._node if type(tensor) is Tensor else _adopted.get(tensor)
+
+
 def forget_adopted(tensor: torch.Tensor) -> Leaf | None:
     """The node of a native leaf that was adopted, which is forgotten: its next use makes another. None for any other tensor."""
     return _adopted.pop(tensor, None)

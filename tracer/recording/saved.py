@@ -8,10 +8,12 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
+from ops_registry.sites import Site, find_site
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, storage_key
 from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
+from tracer.notes.cuts import noting
 from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
@@ -142,17 +144,18 @@ def saved_values(node: Node) -> tuple[Any, ...]:
         saved = translated(node, saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
         if tensor._version != version:
-            writer = last_write(tensor)
+            writer, site = last_write(tensor)
             raise OverwrittenError(
                 f"{describe_node(node)} saved '{_name_of(node, position)}', a {tensor.dtype} tensor of shape {tuple(tensor.shape)}, at "
                 f"version {version}; it was since overwritten in place{writer} and is at version {tensor._version}. Write out of place, "
-                f"or into a clone."
+                f"or into a clone.",
+                site,
             )
     return unpack_nest(saved) if node.packed else saved
 
 
-#: The op that last wrote in place into a storage, the shape it wrote and the version it left; the latest 256.
-_writes: OrderedDict[int, tuple[str, torch.Size, int]] = OrderedDict()
+#: The op that last wrote in place into a storage, the shape it wrote, the version it left, and where that was; the latest 256.
+_writes: OrderedDict[int, tuple[str, torch.Size, int, Site | None]] = OrderedDict()
 
 
 def note_write(target: torch.Tensor, name: str) -> None:
@@ -162,18 +165,26 @@ def note_write(target: torch.Tensor, name: str) -> None:
     if levels.open:
         target = physical(target)
     storage = storage_key(target)
-    _writes[storage] = (name, target.shape, version_of(target))
+    site = None if noting.cuts is None else find_site(_in_place(name), 2)
+    _writes[storage] = (name, target.shape, version_of(target), site)
     _writes.move_to_end(storage)
     if len(_writes) > 256:
         _writes.popitem(last=False)
 
 
-def last_write(tensor: torch.Tensor) -> str:
-    """`` by mul_ of shape (2,)``, where that is known."""
+def last_write(tensor: torch.Tensor) -> tuple[str, Site | None]:
+    """`` by mul_ of shape (2,)`` with its place, where that is known."""
     if tensor.layout is not torch.strided:
-        return ""
-    name, shape, version = _writes.get(storage_key(tensor), ("", torch.Size(), -1))
-    return f" by {name}_ of shape {tuple(shape)}" if version == tensor._version else ""
+        return "", None
+    name, shape, version, site = _writes.get(storage_key(tensor), ("", torch.Size(), -1, None))
+    if version != tensor._version:
+        return "", None
+    where = f" at {site.line}" if site is not None and site.line is not None else ""
+    return f" by {_in_place(name)} of shape {tuple(shape)}{where}", site
+
+
+def _in_place(name: str) -> str:
+    return name if name.startswith("__") else f"{name.rstrip('_')}_"
 
 
 def release(node: Node) -> None:

@@ -1,0 +1,98 @@
+"""What ops and cuts do to a gradient, in words, and what to change."""
+
+from __future__ import annotations
+
+_BELOW = "every element that a gradient came for was at or below 0"
+_OUTSIDE = "every element that a gradient came for was outside of its range"
+_FLAT = "it is saturated: its slope is 0 in this precision"
+_OTHER = "what it is multiplied with is 0 wherever a gradient came"
+_COVERS = "it puts other values over all elements that a gradient came for"
+
+#: How a call can pass zeros on where a gradient came, by op.
+WHY_ZERO: dict[str, str] = {
+    **dict.fromkeys(("relu", "threshold", "celu", "elu", "selu", "gelu", "silu", "softplus", "mish", "hardswish"), _BELOW),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardshrink", "softshrink"), _OUTSIDE),
+    **dict.fromkeys(("sigmoid", "tanh", "erf", "softmax", "log_softmax", "log_sigmoid", "exp", "softsign"), _FLAT),
+    **dict.fromkeys(
+        ("mul", "matmul", "linear", "mm", "bmm", "addmm", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "dot", "mv", "baddbmm"),
+        _OTHER,
+    ),
+    **dict.fromkeys(("masked_fill", "index_fill", "scatter", "masked_scatter", "index_copy", "index_put", "slice_scatter"), _COVERS),
+    **dict.fromkeys(("where",), "the condition took the other branch everywhere"),
+    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout"), "every element was dropped"),
+    **dict.fromkeys(("pow", "square"), "a power has slope 0 at a base of 0"),
+    **dict.fromkeys(("abs", "norm", "linalg_norm", "linalg_vector_norm"), "its slope is taken as 0 at 0, where every element was"),
+    **dict.fromkeys(("maximum", "minimum", "max", "min", "amax", "amin", "topk", "sort"), "none of these elements was the chosen one"),
+    **dict.fromkeys(("getitem", "__getitem__", "index_select", "gather", "select", "narrow", "masked_select"), "none of it was taken"),
+}
+
+#: Ops whose derivative is 0 everywhere.
+STEPS = frozenset(("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "floor_divide", "fix"))
+
+#: In-place ops that put other values over what was there.
+OVERWRITING = frozenset(
+    ("zero", "fill", "copy", "__setitem__", "index_fill", "index_copy", "index_put", "masked_scatter", "scatter", "normal", "uniform")
+)
+
+_SCALE = "Scale what goes into it down, or normalise before it"
+_WRONG_SIDE = "Look at what goes into it: smaller weights, a lower learning rate, another bias; or use leaky_relu"
+_WIDEN = "Widen the range, or give it a rule that lets the gradient through (ops_registry.use)"
+_FACTOR = "Look at the other factor: a mask, a gate, weights that start at 0"
+
+#: What to do about a zero gradient, by op.
+FIX_ZERO: dict[str, str] = {
+    **dict.fromkeys(("relu", "threshold"), _WRONG_SIDE),
+    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid"), _WIDEN),
+    "sigmoid": f"{_SCALE}, or hand the logits to a loss that takes them (binary_cross_entropy_with_logits)",
+    "tanh": _SCALE,
+    **dict.fromkeys(("softmax", "log_softmax"), f"{_SCALE}, or hand the logits to cross_entropy"),
+    **dict.fromkeys(("mul", "matmul", "linear", "mm", "bmm", "addmm", "einsum", "conv2d"), _FACTOR),
+    "where": "Look at the condition",
+    "masked_fill": "Look at the mask",
+    "dropout": "Drop less",
+}
+
+#: Why there is an infinite or undefined slope, by op, and the usual repair.
+NOT_FINITE: dict[str, str] = {
+    "sqrt": "Its slope at 0 is infinite, and below 0 it is not defined: clamp from below, or add a small number before it",
+    "rsqrt": "It is infinite at 0: add a small number before it",
+    "log": "It is infinite at 0, and not defined below: clamp from below, add a small number before it, or use log_softmax, log1p",
+    "div": "It divides by 0: add a small number to the divisor, or replace the zeros in it with torch.where before dividing",
+    "reciprocal": "It divides by 0: add a small number before it",
+    "pow": "A base of 0 with an exponent below 1, or a negative base: clamp the base from below",
+    "exp": "It overflows: subtract the maximum first, or clamp from above",
+    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm"), "Its slope at 0 is not defined: add a small number under the root"),
+    "std": "Its slope at a spread of 0 is infinite: use var, or add a small number under the root",
+    "softmax": "A row of -inf alone: let every row keep an element, or mask with a large finite number",
+    "acos": "Its slope at 1 and -1 is infinite: clamp a little inside",
+    "asin": "Its slope at 1 and -1 is infinite: clamp a little inside",
+}
+
+#: What to do about a cut, by its kind.
+FIX_CUT: dict[str, str] = {
+    "detach": "Leave out detach() where the gradient is to come through",
+    "data": "Use the tensor itself, not its .data",
+    "no_grad": "Take the call out of torch.no_grad()",
+    "inference_mode": "Take the call out of torch.inference_mode()",
+    "numpy": "Compute with torch: NumPy knows of no gradients",
+    "dlpack": "Compute with torch: what leaves by dlpack has no history",
+    "item": "Use the tensor, not its item()",
+    "tolist": "Use the tensor, not its tolist(); torch.stack puts tensors together",
+    "float()": "Use the tensor, not a number made of it; torch.stack puts tensors together",
+    "complex()": "Use the tensor, not a number made of it; torch.stack puts tensors together",
+    "int()": "Whole numbers have no gradient: use the tensor",
+    "index()": "Whole numbers have no gradient: weight by the tensor in place of indexing with it",
+    "bool()": "Truth values have no gradient: weight by a smooth function of the tensor in place of branching on it",
+    "integer result": "Integers have no gradient: keep a floating-point dtype",
+    "no gradient": "Use a smooth stand-in (softmax for argmax, sigmoid for a comparison), or give the op a rule (ops_registry.use)",
+    "requires_grad_(False)": "Leave requires_grad on, or turn it on again before the forward pass",
+    "conversion": "Use the tensor as it is: a new one made of it has its values alone; torch.stack puts tensors together",
+    "deepcopy": "Use the tensor itself: a copy is a leaf of its own",
+    "saved": "Use the tensor itself: a file, a pickle or a copy has its values alone",
+    "other class": "Keep the tensor's class: another class carries no history",
+}
+
+
+def name_of(op: str) -> str:
+    """The op as the tables above have it: without the mark of an in-place form or an overload."""
+    return op if op.startswith("__") else op.partition(".")[0].rstrip("_")

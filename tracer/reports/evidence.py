@@ -1,0 +1,306 @@
+"""What a graph and one backward pass tell about a loss: where histories end, where gradients vanish, where they stop being finite.
+
+A gradient is looked at when it passes and remembered as one of five states, so that nothing of the size of a tensor is kept. The reasons
+of a state go from call to call along with it, newest call first, so that all of them are found in one walk.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import Any
+
+import torch
+
+from ops_registry.errors import GlassgradError
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.backprop.accumulate import leaving_grad_alone
+from tracer.graph import Graph, backward_order
+from tracer.node import Leaf, Node, OpaqueNode, Output, flat, parts_of, tensors_in
+from tracer.notes.cuts import Cut
+from tracer.recording.parents import any_node
+from tracer.reports.report import norm
+from tracer.reports.steps import Step, steps
+from tracer.tracked_tensor import Tensor
+
+#: What a gradient can be, from nothing to worst.
+ABSENT, ZERO, FINE, INF, NAN = range(5)
+
+#: So many reasons are told at most.
+SHOWN_REASONS = 4
+
+#: Cuts that are mostly meant, a number for a log or a check, and those that are often meant, a choice or a mask.
+NUMBERS = frozenset(("item", "tolist", "float()", "int()", "bool()", "index()", "complex()"))
+CHOICES = frozenset(("integer result", "no gradient", "numpy"))
+
+
+@dataclass(frozen=True)
+class Origin:
+    """A call that made a gradient what it is, or the place where that happened."""
+
+    node: Node
+    #: ``"rule"``: what the call passed on; ``"hook"``: a hook there; ``"sum"``: the sum of what had come there.
+    how: str
+    #: Which of the call's inputs the gradient was for, by position among its parents; of ``"rule"`` alone.
+    position: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class End:
+    """How the way of a value ended: in a cut, or with the last call that took it."""
+
+    #: The lower, the likelier it is to be the reason for a missing gradient.
+    rank: tuple[int, int]
+    serial: int
+    cut: Cut | None
+
+
+class Evidence:
+    """What is known of ``loss``. ``subject``: a result whose gradient is wanted, besides those of leaves."""
+
+    def __init__(self, loss: Any, graph: Graph, subject: Node | None = None) -> None:
+        self.root = loss._node if type(loss) is Tensor else None
+        self.loss_is_finite = self.root is not None and state_of(loss) in (ZERO, FINE)
+        self.calls = {call.serial: call for call in graph.calls()}
+        self.cuts = graph.cuts()
+        #: The calls, results and leaves that the loss came from, newest first.
+        self.order = [] if self.root is None else backward_order([self.root])
+        self.reached = {node.serial: node for node in self.order}
+        #: By serial number: the calls that took what has this number.
+        self.users: dict[int, list[int]] = defaultdict(list)
+        self._ends: dict[int, tuple[End, ...]] | None = None
+        #: By serial number: the state of the gradient that came, after hooks.
+        self.came: dict[int, int] = {}
+        #: By the numbers of a call and of one of its parents: the state of what went on to it, and how many parts of it were not zero.
+        self._went: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self.norms: dict[int, float] = {}
+        #: What gradients filled that a nested backward pass found, of a checkpoint with ``use_reentrant=True``: by the leaf's number.
+        self.nested: dict[int, tuple[int, float]] = {}
+        #: What the backward pass raised, and where.
+        self.error: GlassgradError | None = None
+        self.failed_at: Node | None = None
+        self._subject = subject
+        self.origins: dict[int, tuple[Origin, ...]] = {}
+        self._find_users()
+        if self.root is not None:
+            self._sweep(loss)
+            self._find_origins()
+
+    # ------------------------------------------------------------------ who feeds whom
+    def _find_users(self) -> None:
+        for call in self.calls.values():
+            for parent in set(call.parents):
+                self.users[parent].append(call.serial)
+        for node in self.order:
+            if node.serial not in self.calls and not isinstance(node, Output):
+                for parent in {call_of(p).serial for p in flat(node.parents)}:
+                    self.users[parent].append(node.serial)
+
+    def ends(self, serial: int) -> tuple[End, ...]:
+        """Where the ways of what has this number ended before they came to the loss, the likeliest reason first."""
+        if self._ends is None:
+            self._ends = self._find_ends()
+        return self._ends.get(serial, ())
+
+    def _find_ends(self) -> dict[int, tuple[End, ...]]:
+        """All ends in one walk, newest call first: a call has those of its users, and its own."""
+        cuts: dict[int, list[Cut]] = defaultdict(list)
+        for cut in self.cuts:
+            for serial in cut.parents:
+                cuts[serial].append(cut)
+        found: dict[int, tuple[End, ...]] = {}
+        for serial in sorted({*self.calls, *self.users, *cuts, *self.reached}, reverse=True):
+            lists = [found[user] for user in self.users.get(serial, ()) if found.get(user)]
+            own = [End((_rank_of(cut), -serial), serial, cut) for cut in cuts.get(serial, ())]
+            if not own and serial not in self.users and serial not in self.reached and serial in self.calls:
+                own = [End((1 if self.calls[serial].alive else 3, -serial), serial, None)]
+            if not own and len(lists) == 1:
+                found[serial] = lists[0]
+            elif own or lists:
+                merged = {id(end): end for ends in (own, *lists) for end in ends}
+                found[serial] = tuple(sorted(merged.values(), key=attrgetter("rank"))[:SHOWN_REASONS])
+        return found
+
+    def way_to_loss(self, serial: int) -> list[Node]:
+        """The calls of a shortest way from what has this number to the loss."""
+        ahead: dict[int, list[int]] = defaultdict(list)
+        for node in self.order:
+            for parent in flat(node.parents):
+                ahead[parent.serial].append(node.serial)
+        came_from: dict[int, int] = {serial: serial}
+        waiting = [serial]
+        for at in waiting:
+            for user in ahead[at]:
+                if user not in came_from:
+                    came_from[user] = at
+                    waiting.append(user)
+        assert self.root is not None
+        way, at = [], self.root.serial
+        while at in came_from and at != serial:
+            way.append(self.reached[at])
+            at = came_from[at]
+        return [node for node in reversed(way) if not isinstance(node, Output)]
+
+    # ------------------------------------------------------------------ one backward pass
+    def _sweep(self, loss: torch.Tensor) -> None:
+        """Look at every gradient of one backward pass, which leaves ``.grad`` and the graph as they are."""
+        with DisableTorchFunctionSubclass():
+            weight = torch.ones_like(loss, requires_grad=False).as_subclass(torch.Tensor)
+        passing = steps(loss, weight)
+        last = None
+        try:
+            # What runs again in backward is noted in a graph that nobody looks at.
+            with Graph(), leaving_grad_alone() as nested:
+                for step in passing:
+                    last = step.node
+                    self._look_at(step)
+        except GlassgradError as error:
+            self.error = error.with_traceback(None)
+            self.failed_at = self._next_after(last)
+        for tensor, grad in nested.items():
+            node = any_node(tensor)
+            if node is not None:
+                self.nested[node.serial] = state_of(grad), norm(grad)
+
+    def _look_at(self, step: Step) -> None:
+        node, grad = step.node, step.grad
+        if isinstance(grad, tuple):
+            for index, part in enumerate(grad):
+                output = node.at(index)
+                if output is not None and part is not None:
+                    self._arrive(output, part)
+        self._arrive(node, grad)
+        none_is_zero = not isinstance(node, OpaqueNode) or node.none_is_zero or grad is None
+        for position, passed_on in enumerate(step.inputs):
+            for parent, part in _pairs(node.parents[position], passed_on):
+                state = state_of(part) if part is not None else ZERO if none_is_zero else ABSENT
+                key = node.serial, parent.serial
+                before, parts, first = self._went.get(key, (ABSENT, 0, position))
+                if before < state:
+                    first = position
+                self._went[key] = max(before, state), parts + (state > ZERO), first
+
+    def _arrive(self, node: Node, grad: Any) -> None:
+        self.came[node.serial] = ZERO if grad is None else state_of(grad)
+        if isinstance(node, Leaf) or node is self._subject:
+            self.norms[node.serial] = 0.0 if grad is None or isinstance(grad, tuple) else norm(grad)
+
+    def _next_after(self, last: Node | None) -> Node | None:
+        """The call at which the pass failed: the next one that a gradient had come to."""
+        awaited = {parent for _, parent in self._went}
+        for node in self.order:
+            if isinstance(node, Output):
+                if node.serial in awaited:
+                    awaited.add(node.parents[0].serial)
+            elif node.serial not in self.came and (node.serial in awaited or last is None):
+                return node
+        return None
+
+    # ------------------------------------------------------------------ what made it so
+    def _find_origins(self) -> None:
+        """For every node whose gradient is not fine: the calls that made it so. Newest first, so that each knows its users' already."""
+        sent: dict[int, _Sent] = defaultdict(_Sent)
+        for node in self.order:
+            serial = node.serial
+            state = self.came.get(serial, ABSENT)
+            into = sent.pop(serial, None)
+            if into is not None and state != FINE:
+                self.origins[serial] = self._origins_at(node, state, into)
+            for parent in flat(node.parents):
+                if isinstance(node, Output):
+                    went, parts, position = state, int(state > ZERO), 0
+                else:
+                    went, parts, position = self._went.get((serial, parent.serial), (ABSENT, 0, 0))
+                same = kind_of(went) == kind_of(state) and serial in self.origins
+                origins = self.origins[serial] if same else (Origin(node, "rule", position),)
+                sent[parent.serial].add(node, went, parts, origins if went != FINE else ())
+
+    def _origins_at(self, node: Node, state: int, into: _Sent) -> tuple[Origin, ...]:
+        if kind_of(state) == kind_of(into.state):
+            return tuple(into.origins[kind_of(state)].values())[:SHOWN_REASONS]
+        if isinstance(node, Output) and state == ABSENT:  # a hook of a result that nothing came for
+            return ()
+        return (Origin(node, "sum" if into.parts > 1 and not has_hooks(node) else "hook"),)
+
+
+class _Sent:
+    """What had been sent to a node."""
+
+    def __init__(self) -> None:
+        self.state = ABSENT
+        self.parts = 0
+        self._senders: set[int] = set()
+        #: By the kind of state: those to blame, each once.
+        self.origins: dict[str, dict[tuple[int, str], Origin]] = defaultdict(dict)
+
+    def add(self, node: Node, state: int, parts: int, origins: Iterable[Origin]) -> None:
+        if node.serial in self._senders:
+            return  # a node stands among the parents as often as it is an input
+        self._senders.add(node.serial)
+        self.state = max(self.state, state)
+        self.parts += parts
+        at = self.origins[kind_of(state)]
+        for origin in origins:
+            at.setdefault((origin.node.serial, origin.how), origin)
+
+
+def kind_of(state: int) -> str:
+    """``absent``, ``zero``, ``fine`` or ``not finite``."""
+    return ("absent", "zero", "fine", "not finite", "not finite")[state]
+
+
+def state_of(value: Any) -> int:
+    """Whether a tensor, or the worst in a nest of them, is zero throughout, has an inf or a nan, or is fine."""
+    worst = ZERO
+    with DisableTorchFunctionSubclass(), torch.no_grad():
+        for tensor in tensors_in(value):
+            worst = max(worst, _state(tensor))
+    return worst
+
+
+def _state(tensor: torch.Tensor) -> int:
+    tensor = tensor.detach()
+    if tensor.layout is not torch.strided:
+        tensor = parts_of(tensor)[-1]
+    if tensor.dtype.is_complex:
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if tensor.is_meta:
+        return FINE  # it has no values
+    if not tensor.numel():
+        return ZERO
+    if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:  # float8 has few kernels
+        tensor = tensor.float()
+    low, high = (extreme.item() for extreme in tensor.aminmax())
+    if low != low:  # NaN wins in both
+        return NAN
+    if low == 0 and high == 0:
+        return ZERO
+    return INF if low == -torch.inf or high == torch.inf else FINE
+
+
+def _rank_of(cut: Cut) -> int:
+    return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
+
+
+def _pairs(parent: Any, grad: Any) -> Iterator[tuple[Node, Any]]:
+    if type(parent) is not tuple:
+        yield parent, grad
+        return
+    grads = grad if isinstance(grad, list | tuple) else (None,) * len(parent)
+    yield from ((p, g) for p, g in zip(parent, grads, strict=True) if p is not None)
+
+
+def call_of(node: Node) -> Node:
+    """The call of one of several results, or the node itself."""
+    return node.parents[0] if isinstance(node, Output) and node.parents else node
+
+
+def has_hooks(node: Node) -> bool:
+    """Whether the user has put a hook where it can change the gradient that comes to ``node``."""
+    extras = node.extras
+    if extras is not None and (extras.hooks or extras.prehooks):
+        return True
+    tensor = node.variable if isinstance(node, Leaf) and node.adopted else None
+    return bool(getattr(tensor, "_backward_hooks", None))

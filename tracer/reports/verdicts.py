@@ -1,0 +1,335 @@
+"""Verdicts: why a tensor has the gradient that it has, with the place, the reason and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.nn.parameter import is_lazy
+from torch.utils.checkpoint import CheckpointFunction
+
+from ops_registry.sites import Site
+from tracer.errors import FreedGraphError, OverwrittenError
+from tracer.node import Bridge, CallNode, Node, OpaqueNode, Output, RaisingNode
+from tracer.notes.cuts import Cut
+from tracer.recording.parents import known_node
+from tracer.reports.causes import FIX_CUT, FIX_ZERO, NOT_FINITE, OVERWRITING, STEPS, WHY_ZERO, name_of
+from tracer.reports.evidence import ABSENT, FINE, INF, NAN, NUMBERS, Evidence, Origin, call_of, kind_of
+from tracer.reports.not_finite import birth_in_forward
+from tracer.reports.report import Row, place
+from tracer.reports.steps import input_names
+from tracer.tracked_tensor import Tensor
+
+#: How the verdicts are spoken of, the most surprising first.
+VERDICTS = {
+    "nan": "born in",
+    "inf": "born in",
+    "overwritten": "by",
+    "cut": "by",
+    "zero": "made by",
+    "not in loss": "last used by",
+    "unused": "",
+    "untracked": "",
+    "unknown": "",
+    "frozen": "by",
+    "ok": "",
+}
+
+
+@dataclass(frozen=True)
+class Cause(Row):
+    """One reason why a gradient is what it is."""
+
+    #: ``ok``, ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen`` or ``overwritten``; ``untracked`` for a tensor of
+    #: torch's own autograd that no recorded call took; ``unknown``, for a parameter of a model, where no backward pass can be run.
+    cause: str
+    #: The op that is to blame, or the last that took the tensor; empty where there is none.
+    op: str
+    site: Site | None
+    #: What happened there.
+    reason: str
+    #: What to change.
+    fix: str = field(default="", repr=False)
+    #: That of the gradient, for ``ok``.
+    norm: float | None = field(default=None, repr=False)
+
+    def told(self) -> str:
+        """``cut: by detach at helper.py:12 in enc``."""
+        by = f" {VERDICTS[self.cause]} {self.op}".rstrip() if self.op else ""
+        return f"{self.cause}:{by}{f' at {place(self.site)}' if self.site is not None else ''}"
+
+
+def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path: bool = False) -> list[Cause]:
+    """Why ``tensor`` has the gradient that ``loss`` gives it, the likeliest cause first."""
+    if is_lazy(tensor):
+        return [Cause("unused", "", None, "it has no shape yet: its module has not run", "Run a forward pass first")]
+    frozen = _frozen(tensor, evidence)
+    if not tensor.requires_grad:
+        return frozen or _without_history(tensor, evidence)
+    node = known_node(tensor)
+    if type(tensor) is not Tensor and (node is None or not _is_noted(node, evidence)):
+        return [_untracked(tensor, loss, evidence)]
+    assert node is not None
+    if node.serial in evidence.nested:
+        return _of_checkpoint(*evidence.nested[node.serial])
+    serial = call_of(node).serial
+    if serial not in evidence.reached:
+        return _not_reached(serial, loss, evidence, frozen)
+    if evidence.error is not None:
+        return [_failed(evidence)]
+    state = evidence.came.get(node.serial, ABSENT)
+    if state == FINE:
+        return [_ok(node, evidence, with_path)]
+    found = [_of_origin(origin, state, evidence) for origin in evidence.origins.get(node.serial, ())]
+    if node.serial not in evidence.reached or not found:
+        found.append(_of_unused_result(call_of(node)))
+    if kind_of(state) != "not finite":
+        found += [_of_cut(end.cut) for end in evidence.ends(serial) if end.cut is not None and end.rank[0] == 0]
+    return _each_once(found)
+
+
+def _each_once(causes: list[Cause]) -> list[Cause]:
+    each: dict[tuple[str, ...], Cause] = {}
+    for cause in causes:
+        each.setdefault((cause.cause, cause.op, place(cause.site)), cause)
+    return list(each.values())
+
+
+def _is_noted(node: Node, evidence: Evidence) -> bool:
+    serial = call_of(node).serial
+    return serial in evidence.reached or serial in evidence.users or bool(evidence.ends(serial))
+
+
+# ---------------------------------------------------------------------- it came to nothing on the way forward
+def _frozen(tensor: torch.Tensor, evidence: Evidence) -> list[Cause]:
+    return [
+        Cause(
+            "frozen",
+            "requires_grad_(False)",
+            cut.site,
+            "it did not require grad from there on",
+            FIX_CUT["requires_grad_(False)"],
+        )
+        for cut in reversed(evidence.cuts)
+        if cut.leaf is not None and cut.leaf() is tensor
+    ]
+
+
+def _without_history(tensor: torch.Tensor, evidence: Evidence) -> list[Cause]:
+    """Of a tensor that does not require grad and was not seen to lose that."""
+    if getattr(tensor, "_is_param", False) or isinstance(tensor, torch.nn.Parameter):
+        reason = "it does not require grad, and did not when the graph was opened"
+    else:
+        reason = "it does not require grad: it is data, or came out of a call that ends histories"
+    fix = "Turn it on before the forward pass: requires_grad_()"
+    found = [Cause("frozen", "", None, reason, fix)]
+    if not isinstance(tensor, torch.nn.Parameter):
+        ends = [cut for cut in reversed(evidence.cuts) if cut.leaf is None and cut.what not in NUMBERS]
+        found += [_of_cut(cut) for cut in ends[:3]]
+    return found
+
+
+def _untracked(tensor: torch.Tensor, loss: Any, evidence: Evidence) -> Cause:
+    fix = "Track the model before the forward pass: nn.track(model)"
+    if isinstance(loss, torch.Tensor) and type(loss) is not Tensor and loss.requires_grad:
+        reason = "nothing was recorded: the loss has its whole history in torch's own autograd"
+    elif _is_behind_torch(tensor, evidence):
+        reason = (
+            "it is a tensor of torch's own autograd, and its gradient goes on there from where a recorded call took over"
+        )
+    else:
+        reason = "it is a tensor of torch's own autograd, and no recorded call took it"
+    return Cause("untracked", "", None, reason, fix)
+
+
+def _is_behind_torch(tensor: torch.Tensor, evidence: Evidence) -> bool:
+    """Whether a native leaf, or a native result, stands in the histories of torch's that the loss goes on into."""
+    waiting: list[Any] = [node.native.grad_fn for node in evidence.order if isinstance(node, Bridge)]
+    seen = set(waiting)
+    while waiting:
+        fn = waiting.pop()
+        if getattr(fn, "variable", None) is tensor or (tensor.grad_fn is not None and fn is tensor.grad_fn):
+            return True
+        for following, _ in fn.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                waiting.append(following)
+    return False
+
+
+def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]) -> list[Cause]:
+    if isinstance(evidence.error, FreedGraphError) and any(n.op == CheckpointFunction.__name__ for n in evidence.order):
+        return [_failed(evidence)]  # its backward, which has run, may have come to this one
+    found = []
+    for end in evidence.ends(serial):
+        if end.cut is not None:
+            found.append(_of_cut(end.cut))
+        elif end.serial != serial:
+            call = evidence.calls[end.serial]
+            held = "its result is still held, and" if call.alive else "its result"
+            reason = f"{held} went into nothing that the loss was made of"
+            fix = "Add what it gives to the loss, or leave the call out"
+            found.append(Cause("not in loss", call.op, call.site, reason, fix))
+    if not found and not frozen:
+        if serial in evidence.calls:
+            return [_dead_end(serial, evidence)]
+        fix = (
+            "Call what uses it inside the graph, before the loss is taken; where a module has replaced it since "
+            "(module.weight = ...), ask about the new one"
+        )
+        return [Cause("unused", "", None, "no call that was recorded took it", fix)]
+    if evidence.root is None and not frozen and all(cause.cause != "cut" for cause in found):
+        found.append(_loss_without_history(loss))
+    return _each_once([*frozen, *found])
+
+
+def _dead_end(serial: int, evidence: Evidence) -> Cause:
+    call = evidence.calls[serial]
+    return Cause("not in loss", call.op, call.site, "no call took the result", "Add what it gives to the loss")
+
+
+def _loss_without_history(loss: Any) -> Cause:
+    what = "is a number" if not isinstance(loss, torch.Tensor) else "does not require grad"
+    return Cause(
+        "cut", "", None, f"the loss {what}: no recorded call has led to it", "Make it of tensors that require grad"
+    )
+
+
+def _of_cut(cut: Cut) -> Cause:
+    op = cut.site.op
+    told = f"{cut.what} ({op})" if cut.what in ("no_grad", "inference_mode", "requires_grad_(False)") else cut.what
+    if cut.what in ("integer result", "no gradient", "conversion", "other class"):
+        told = op
+    reasons = {
+        "no_grad": "gradients were off when the call was made",
+        "inference_mode": "gradients were off when the call was made",
+        "integer result": "integers carry no gradient",
+        "no gradient": "its result carries no gradient, whatever it is given",
+        "requires_grad_(False)": "a leaf on the way did not require grad from there on",
+        "deepcopy": "the copy is a leaf of its own",
+    }
+    reason = reasons.get(cut.what, "what came out of it has the values and no history")
+    return Cause("cut", told, cut.site, reason, FIX_CUT[cut.what])
+
+
+# ---------------------------------------------------------------------- it came, and something is wrong with it
+def _ok(node: Node, evidence: Evidence, with_path: bool) -> Cause:
+    value = evidence.norms.get(node.serial)
+    reason = "its gradient is there" if value is None else f"its gradient has norm {value:.4g}"
+    if with_path:
+        way = [n.op for n in evidence.way_to_loss(node.serial)]
+        shown = " -> ".join(way if len(way) <= 8 else [*way[:4], "...", *way[-3:]])
+        reason += f", by {shown}" if way else ", as it is the loss itself"
+    return Cause("ok", "", None, reason, norm=value)
+
+
+def _failed(evidence: Evidence) -> Cause:
+    """What is told of a tensor that the backward pass would have come to."""
+    error, node = evidence.error, evidence.failed_at
+    site = None if node is None else node.site
+    op = "" if node is None else node.op
+    if isinstance(error, OverwrittenError):
+        if error.site is not None:
+            op, site = error.site.op, error.site
+        return Cause("overwritten", op, site, f"backward raises: {error}")
+    if isinstance(error, FreedGraphError):
+        fix = "Ask before backward(), or pass retain_graph=True to it"
+        return Cause("unknown", "", None, "the loss was made of it; backward has released the graph since", fix)
+    return Cause("unknown", op, site, f"backward raises {type(error).__name__}: {error}")
+
+
+def _of_checkpoint(state: int, norm: float) -> list[Cause]:
+    """Of a leaf that a stretch under a checkpoint with ``use_reentrant=True`` uses, which no graph sees into."""
+    inside = "by a stretch under torch.utils.checkpoint with use_reentrant=True"
+    if state == FINE:
+        return [Cause("ok", "", None, f"its gradient has norm {norm:.4g}, {inside}", norm=norm)]
+    cause = {NAN: "nan", INF: "inf"}.get(state, "zero")
+    return [Cause(cause, "", None, f"so it came {inside}", "Pass use_reentrant=False to see which call made it so")]
+
+
+def _of_unused_result(call: Node) -> Cause:
+    return Cause(
+        "not in loss",
+        call.op,
+        call.site,
+        "another result of that call went into the loss, and this one did not",
+        "Use this one",
+    )
+
+
+def _of_origin(origin: Origin, state: int, evidence: Evidence) -> Cause:
+    node = call_of(origin.node)
+    kind = kind_of(state)
+    if origin.how == "hook":
+        told = f"a hook on the result of {node.op}" if isinstance(node, CallNode | OpaqueNode) else "a hook on it"
+        word = "cut" if kind == "absent" else "zero" if kind == "zero" else "nan" if state == NAN else "inf"
+        return Cause(
+            word, "a hook", node.site, f"{told} was given a gradient and made it so", "Look at register_hook on it"
+        )
+    if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
+        return Cause(_word(state), f"a hook on {node.op}", node.site, "the hook sees what the call passes on, or its rule makes it so")
+    if kind == "not finite":
+        return _not_finite(origin, node, state, evidence)
+    if origin.how == "sum":
+        reason = "what its uses send back adds up to exactly 0"
+        op = node.op if isinstance(node, CallNode | OpaqueNode) else "a sum"
+        return Cause("zero", op, node.site or _user_site(node, evidence), reason, "Look at its uses: x - x, or terms of opposite sign")
+    if kind == "absent":
+        reason = f"its own backward returns None for {_input_name(origin, node)}"
+        return Cause("cut", node.op, node.site, reason, "Return a gradient there, or zeros")
+    return _zero(origin, node, evidence)
+
+
+def _word(state: int) -> str:
+    return {ABSENT: "cut", INF: "inf", NAN: "nan"}.get(state, "zero")
+
+
+def _user_site(node: Node, evidence: Evidence) -> Site | None:
+    """Where the last call was made that took a tensor."""
+    users = evidence.users.get(node.serial, ())
+    noted = [evidence.calls[serial] for serial in users if serial in evidence.calls]
+    return noted[-1].site if noted else None
+
+
+def _zero(origin: Origin, node: Node, evidence: Evidence) -> Cause:
+    name = name_of(node.op)
+    if node.op.rstrip("_") in OVERWRITING or name in OVERWRITING:
+        reason = "it writes other values over these: what they were does not matter to the loss"
+        return Cause("overwritten", node.op, node.site, reason, "Write elsewhere, or into a part of it")
+    fix = FIX_ZERO.get(name, "")
+    if name in STEPS:
+        reason = "its derivative is 0 everywhere"
+        fix = "Give it a rule that lets the gradient through (ops_registry.use)"
+    else:
+        reason = WHY_ZERO.get(name, f"for the values it had, its derivative with respect to {_input_name(origin, node)} is 0")
+    parent = origin.node.parents[origin.position]
+    if getattr(parent, "dtype", None) in (torch.float16, torch.bfloat16):
+        reason += f", or it is too small for {str(parent.dtype).removeprefix('torch.')}"
+    return Cause("zero", node.op, node.site, reason, fix)
+
+
+def _input_name(origin: Origin, node: Node) -> str:
+    name = input_names(node)[origin.position]
+    return f"input {name[1:]} of those that require grad" if name.startswith("_") else f"'{name}'"
+
+
+def _not_finite(origin: Origin, node: Node, state: int, evidence: Evidence) -> Cause:
+    word = _word(state)
+    born = birth_in_forward(node, evidence)
+    if born is not None:
+        reason = "its result is not finite, in the forward pass already"
+        if evidence.loss_is_finite:
+            reason = "its result is not finite, and though the loss does not show it, 0 * inf went on in backward"
+        advice = NOT_FINITE.get(name_of(born.op), "Look at what goes into it")
+        return Cause(word, born.op, born.site, reason, f"{advice}. tracer.find_nan shows the values")
+    if origin.how == "sum":
+        reason = "in backward: what its uses send back overflows when it is added, or is inf - inf"
+        return Cause(word, node.op, node.site or _user_site(node, evidence), reason, "Scale the loss down")
+    came = kind_of(evidence.came.get(node.serial, ABSENT))
+    reason = "in backward: a finite gradient came, and this went on"
+    if came == "zero":
+        reason = "in backward: a gradient of 0 came, and 0 * inf went on"
+    advice = NOT_FINITE.get(name_of(node.op), "Look at the values that it had")
+    fix = f"{advice}. Where torch.where leaves a branch out, make its input safe before the call as well"
+    return Cause(word, node.op, node.site, reason, fix)

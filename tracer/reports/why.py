@@ -1,0 +1,132 @@
+"""``why``: why a tensor, or each parameter of a model, has the gradient that it has: a verdict, the evidence, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+import torch
+
+from ops_registry.sites import Site
+from tracer.errors import FreedGraphError, GradientArgumentError, OverwrittenError
+from tracer.graph import Graph
+from tracer.recording.parents import known_node
+from tracer.reports.evidence import Evidence, call_of
+from tracer.reports.report import Report, Row, place
+from tracer.reports.verdicts import VERDICTS, Cause, causes_of
+
+
+class Why(Report[Cause]):
+    """What is known of one tensor: one row for each cause, the likeliest first."""
+
+    def __init__(self, causes: Sequence[Cause]) -> None:
+        first = causes[0]
+        super().__init__(f"{first.told()} {first.reason}", causes, [f"{first.fix}."] if first.fix else [])
+
+    @property
+    def cause(self) -> str:
+        """The likeliest one, in a word."""
+        return self.rows[0].cause
+
+    def __str__(self) -> str:
+        others = [f"  or {cause.told()} {cause.reason}" for cause in self.rows[1:]]
+        return "\n".join([self.verdict, *self.advice, *(["What it may be as well:", *others] if others else [])])
+
+    __repr__ = __str__
+
+
+@dataclass(frozen=True)
+class ParameterRow(Row):
+    """One parameter of a model, and the likeliest cause of its gradient."""
+
+    cause: str
+    #: Its name; all of them, joined by ``=``, where the model holds it in several places.
+    parameter: str
+    op: str
+    site: Site | None
+    #: That of the gradient, for ``ok``.
+    norm: float | None
+    #: All causes, the likeliest first.
+    causes: tuple[Cause, ...] = field(repr=False)
+
+
+class WhyModel(Report[ParameterRow]):
+    """One row for each parameter, grouped by cause, the most surprising first."""
+
+    def __init__(self, rows: Sequence[ParameterRow]) -> None:
+        groups: dict[tuple[str, str, str], list[ParameterRow]] = {}
+        for row in rows:
+            groups.setdefault((row.cause, row.op, place(row.site)), []).append(row)
+        ordered = sorted(groups.values(), key=lambda group: (list(VERDICTS).index(group[0].cause), -len(group)))
+        told = [f"{_told(group[0])} ({len(group)} of {_parameters(len(rows))})" for group in ordered]
+        firsts = [group[0].causes[0] for group in ordered if group[0].cause != "ok"]
+        advice = [f"{_told(cause)}: {cause.reason}.{f' {cause.fix}.' if cause.fix else ''}" for cause in firsts]
+        verdict = "; ".join(told[:4]) + (f"; and {len(told) - 4} more causes" if len(told) > 4 else "")
+        super().__init__(verdict or "the model has no parameters", [row for group in ordered for row in group], advice)
+
+
+def _told(row: ParameterRow | Cause) -> str:
+    cause = row.causes[0] if isinstance(row, ParameterRow) else row
+    return cause.told().rstrip(":")
+
+
+def _parameters(count: int) -> str:
+    return "1 parameter" if count == 1 else f"{count:,} parameters"
+
+
+@overload
+def why(subject: torch.nn.Module, loss: torch.Tensor | complex, graph: Graph) -> WhyModel: ...
+@overload
+def why(subject: torch.Tensor, loss: torch.Tensor | complex, graph: Graph) -> Why: ...
+def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, graph: Graph) -> Why | WhyModel:
+    """Why ``subject``, a tensor or each parameter of a module, has the gradient that ``loss`` gives it, or has none.
+
+    ``graph`` is a ``tracer.Graph(sites=True)`` that was open during the forward pass; with ``finite=True`` too it finds the first result
+    that is not finite more surely. ``loss`` may be of any shape (its elements are summed), without a history, or a number. Verdicts: ``ok``,
+    ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen``, ``overwritten``, and ``untracked`` for a tensor of torch's own
+    autograd that no recorded call took. Of several causes the likeliest comes first.
+
+    Costs one backward pass, in which every gradient is looked at once, and a time that grows with the calls. The pass retains the graph and
+    fills no ``.grad``. Hooks on tensors and nodes run in it.
+
+    Raises ``NotNotedError`` for a graph without ``sites``, ``GradientArgumentError`` for another ``subject``, and for a tensor that the
+    loss was made of what its backward pass raises: ``FreedGraphError`` where one has run that did not retain the graph. A module then
+    still gets an answer for each parameter: ``unknown`` for these.
+    """
+    if not isinstance(loss, torch.Tensor | complex | float | int):
+        raise GradientArgumentError(f"why() was given a {type(loss).__name__} as the loss: give a tensor, or a number made of one")
+    if isinstance(subject, torch.nn.Module):
+        return _why_model(subject, loss, graph)
+    if not isinstance(subject, torch.Tensor):
+        raise GradientArgumentError(
+            f"why() was asked about a {type(subject).__name__}: ask about a tensor or a torch.nn.Module"
+        )
+    node = known_node(subject)
+    evidence = Evidence(loss, graph, node)
+    if node is not None and call_of(node).serial in evidence.reached:
+        _raise_what_backward_raised(evidence)
+    return Why(causes_of(subject, loss, evidence, with_path=True))
+
+
+def _why_model(model: torch.nn.Module, loss: Any, graph: Graph) -> WhyModel:
+    evidence = Evidence(loss, graph)
+    names: dict[torch.Tensor, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(parameter, []).append(name)
+    rows = []
+    for parameter, given in names.items():
+        causes = tuple(causes_of(parameter, loss, evidence))
+        first = causes[0]
+        rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes))
+    return WhyModel(rows)
+
+
+def _raise_what_backward_raised(evidence: Evidence) -> None:
+    if isinstance(evidence.error, FreedGraphError):
+        raise FreedGraphError(
+            "why() was asked about a tensor that the loss was made of, after a backward pass that released the graph: its gradient cannot "
+            "be looked at any more. Ask before backward(), or pass retain_graph=True to it."
+        ) from evidence.error
+    if evidence.error is not None and not isinstance(evidence.error, OverwrittenError):
+        raise evidence.error
