@@ -38,8 +38,8 @@ def leaving_grad_alone() -> Iterator[dict[torch.Tensor, torch.Tensor]]:
 
     The dictionary has each tensor and its gradient then.
     """
-    outer, before = _aside.before, {}
-    _aside.before = before
+    outer = _aside.before
+    _aside.before = before = dict[torch.Tensor, torch.Tensor | None]()
     found: dict[torch.Tensor, torch.Tensor] = {}
     try:
         yield found

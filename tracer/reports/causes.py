@@ -5,33 +5,88 @@ from __future__ import annotations
 _BELOW = "every element that a gradient came for was at or below 0"
 _OUTSIDE = "every element that a gradient came for was outside of its range"
 _FLAT = "it is saturated: its slope is 0 in this precision"
-_OTHER = "what it is multiplied with is 0 wherever a gradient came"
 _COVERS = "it puts other values over all elements that a gradient came for"
+
+#: Ops whose slope is the other factor.
+PRODUCTS = frozenset(
+    (
+        "mul",
+        "matmul",
+        "linear",
+        "mm",
+        "bmm",
+        "addmm",
+        "baddbmm",
+        "einsum",
+        "bilinear",
+        "dot",
+        "mv",
+        "conv1d",
+        "conv2d",
+        "conv3d",
+        "div",
+    )
+)
 
 #: How a call can pass zeros on where a gradient came, by op.
 WHY_ZERO: dict[str, str] = {
-    **dict.fromkeys(("relu", "threshold", "celu", "elu", "selu", "gelu", "silu", "softplus", "mish", "hardswish"), _BELOW),
-    **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardshrink", "softshrink"), _OUTSIDE),
-    **dict.fromkeys(("sigmoid", "tanh", "erf", "softmax", "log_softmax", "log_sigmoid", "exp", "softsign"), _FLAT),
     **dict.fromkeys(
-        ("mul", "matmul", "linear", "mm", "bmm", "addmm", "einsum", "bilinear", "conv1d", "conv2d", "conv3d", "dot", "mv", "baddbmm"),
-        _OTHER,
+        ("relu", "threshold", "celu", "elu", "selu", "gelu", "silu", "softplus", "mish", "hardswish"), _BELOW
     ),
-    **dict.fromkeys(("masked_fill", "index_fill", "scatter", "masked_scatter", "index_copy", "index_put", "slice_scatter"), _COVERS),
+    **dict.fromkeys(
+        ("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardshrink", "softshrink"), _OUTSIDE
+    ),
+    **dict.fromkeys(("sigmoid", "tanh", "erf", "softmax", "log_softmax", "log_sigmoid", "exp", "softsign"), _FLAT),
+    **dict.fromkeys(PRODUCTS, "what it is multiplied with is 0 wherever a gradient came"),
+    **dict.fromkeys(
+        ("masked_fill", "index_fill", "scatter", "masked_scatter", "index_copy", "index_put", "slice_scatter"), _COVERS
+    ),
     **dict.fromkeys(("where",), "the condition took the other branch everywhere"),
-    **dict.fromkeys(("dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout"), "every element was dropped"),
+    **dict.fromkeys(
+        ("dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout"), "every element was dropped"
+    ),
     **dict.fromkeys(("pow", "square"), "a power has slope 0 at a base of 0"),
-    **dict.fromkeys(("abs", "norm", "linalg_norm", "linalg_vector_norm"), "its slope is taken as 0 at 0, where every element was"),
-    **dict.fromkeys(("maximum", "minimum", "max", "min", "amax", "amin", "topk", "sort"), "none of these elements was the chosen one"),
-    **dict.fromkeys(("getitem", "__getitem__", "index_select", "gather", "select", "narrow", "masked_select"), "none of it was taken"),
+    **dict.fromkeys(
+        ("abs", "norm", "linalg_norm", "linalg_vector_norm"), "its slope is taken as 0 at 0, where every element was"
+    ),
+    **dict.fromkeys(
+        (
+            "__getitem__",
+            "select",
+            "narrow",
+            "index_select",
+            "gather",
+            "take",
+            "masked_select",
+            "chunk",
+            "split",
+            "unbind",
+        ),
+        "it takes none of the elements that come from there",
+    ),
+    **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), "none of these elements was the chosen one"),
 }
 
 #: Ops whose derivative is 0 everywhere.
-STEPS = frozenset(("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "floor_divide", "fix"))
+STEPS = frozenset(
+    ("round", "floor", "ceil", "trunc", "sign", "sgn", "heaviside", "floor_divide", "bernoulli", "poisson", "binomial")
+)
 
 #: In-place ops that put other values over what was there.
 OVERWRITING = frozenset(
-    ("zero", "fill", "copy", "__setitem__", "index_fill", "index_copy", "index_put", "masked_scatter", "scatter", "normal", "uniform")
+    (
+        "zero",
+        "fill",
+        "copy",
+        "__setitem__",
+        "index_fill",
+        "index_copy",
+        "index_put",
+        "masked_scatter",
+        "scatter",
+        "normal",
+        "uniform",
+    )
 )
 
 _SCALE = "Scale what goes into it down, or normalise before it"
@@ -46,7 +101,7 @@ FIX_ZERO: dict[str, str] = {
     "sigmoid": f"{_SCALE}, or hand the logits to a loss that takes them (binary_cross_entropy_with_logits)",
     "tanh": _SCALE,
     **dict.fromkeys(("softmax", "log_softmax"), f"{_SCALE}, or hand the logits to cross_entropy"),
-    **dict.fromkeys(("mul", "matmul", "linear", "mm", "bmm", "addmm", "einsum", "conv2d"), _FACTOR),
+    **dict.fromkeys(PRODUCTS, _FACTOR),
     "where": "Look at the condition",
     "masked_fill": "Look at the mask",
     "dropout": "Drop less",
@@ -61,7 +116,10 @@ NOT_FINITE: dict[str, str] = {
     "reciprocal": "It divides by 0: add a small number before it",
     "pow": "A base of 0 with an exponent below 1, or a negative base: clamp the base from below",
     "exp": "It overflows: subtract the maximum first, or clamp from above",
-    **dict.fromkeys(("norm", "linalg_norm", "linalg_vector_norm"), "Its slope at 0 is not defined: add a small number under the root"),
+    **dict.fromkeys(
+        ("norm", "linalg_norm", "linalg_vector_norm"),
+        "Its slope at 0 is not defined: add a small number under the root",
+    ),
     "std": "Its slope at a spread of 0 is infinite: use var, or add a small number under the root",
     "softmax": "A row of -inf alone: let every row keep an element, or mask with a large finite number",
     "acos": "Its slope at 1 and -1 is infinite: clamp a little inside",
@@ -70,9 +128,9 @@ NOT_FINITE: dict[str, str] = {
 
 #: What to do about a cut, by its kind.
 FIX_CUT: dict[str, str] = {
-    "detach": "Leave out detach() where the gradient is to come through",
+    "detach": "Leave out detach() where the gradient is to come through; torch.nn.Parameter(x) has one in it",
     "data": "Use the tensor itself, not its .data",
-    "no_grad": "Take the call out of torch.no_grad()",
+    "no_grad": "Make the call with gradients on, outside of torch.no_grad()",
     "inference_mode": "Take the call out of torch.inference_mode()",
     "numpy": "Compute with torch: NumPy knows of no gradients",
     "dlpack": "Compute with torch: what leaves by dlpack has no history",

@@ -43,8 +43,8 @@ class Origin:
     node: Node
     #: ``"rule"``: what the call passed on; ``"hook"``: a hook there; ``"sum"``: the sum of what had come there.
     how: str
-    #: Which of the call's inputs the gradient was for, by position among its parents; of ``"rule"`` alone.
-    position: int = 0
+    #: The parent that the gradient was for; of ``"rule"`` alone.
+    parent: Node | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,6 +62,7 @@ class Evidence:
 
     def __init__(self, loss: Any, graph: Graph, subject: Node | None = None) -> None:
         self.root = loss._node if type(loss) is Tensor else None
+        self.device = loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu")
         self.loss_is_finite = self.root is not None and state_of(loss) in (ZERO, FINE)
         self.calls = {call.serial: call for call in graph.calls()}
         self.cuts = graph.cuts()
@@ -74,7 +75,7 @@ class Evidence:
         #: By serial number: the state of the gradient that came, after hooks.
         self.came: dict[int, int] = {}
         #: By the numbers of a call and of one of its parents: the state of what went on to it, and how many parts of it were not zero.
-        self._went: dict[tuple[int, int], tuple[int, int, int]] = {}
+        self._went: dict[tuple[int, int], tuple[int, int]] = {}
         self.norms: dict[int, float] = {}
         #: What gradients filled that a nested backward pass found, of a checkpoint with ``use_reentrant=True``: by the leaf's number.
         self.nested: dict[int, tuple[int, float]] = {}
@@ -124,7 +125,7 @@ class Evidence:
         return found
 
     def way_to_loss(self, serial: int) -> list[Node]:
-        """The calls of a shortest way from what has this number to the loss."""
+        """The calls, and results, of a shortest way from what has this number to the loss."""
         ahead: dict[int, list[int]] = defaultdict(list)
         for node in self.order:
             for parent in flat(node.parents):
@@ -141,7 +142,7 @@ class Evidence:
         while at in came_from and at != serial:
             way.append(self.reached[at])
             at = came_from[at]
-        return [node for node in reversed(way) if not isinstance(node, Output)]
+        return way[::-1]
 
     # ------------------------------------------------------------------ one backward pass
     def _sweep(self, loss: torch.Tensor) -> None:
@@ -177,10 +178,8 @@ class Evidence:
             for parent, part in _pairs(node.parents[position], passed_on):
                 state = state_of(part) if part is not None else ZERO if none_is_zero else ABSENT
                 key = node.serial, parent.serial
-                before, parts, first = self._went.get(key, (ABSENT, 0, position))
-                if before < state:
-                    first = position
-                self._went[key] = max(before, state), parts + (state > ZERO), first
+                before, parts = self._went.get(key, (ABSENT, 0))
+                self._went[key] = max(before, state), parts + (state > ZERO)
 
     def _arrive(self, node: Node, grad: Any) -> None:
         self.came[node.serial] = ZERO if grad is None else state_of(grad)
@@ -210,11 +209,11 @@ class Evidence:
                 self.origins[serial] = self._origins_at(node, state, into)
             for parent in flat(node.parents):
                 if isinstance(node, Output):
-                    went, parts, position = state, int(state > ZERO), 0
+                    went, parts = state, int(state > ZERO)
                 else:
-                    went, parts, position = self._went.get((serial, parent.serial), (ABSENT, 0, 0))
+                    went, parts = self._went.get((serial, parent.serial), (ABSENT, 0))
                 same = kind_of(went) == kind_of(state) and serial in self.origins
-                origins = self.origins[serial] if same else (Origin(node, "rule", position),)
+                origins = self.origins[serial] if same else (Origin(node, "rule", parent),)
                 sent[parent.serial].add(node, went, parts, origins if went != FINE else ())
 
     def _origins_at(self, node: Node, state: int, into: _Sent) -> tuple[Origin, ...]:

@@ -24,7 +24,11 @@ def birth_in_forward(node: Node, evidence: Evidence) -> Node | None:
 
 
 def _works_on_bad_values(node: Node, evidence: Evidence) -> bool:
-    return _result_is_bad(node, evidence) or any(_is_bad(value) for _, value in _saved(node)) or bool(_bad_parents(node, evidence))
+    return (
+        _result_is_bad(node, evidence)
+        or any(_is_bad(value) for _, value in _saved(node))
+        or bool(_bad_parents(node, evidence))
+    )
 
 
 def _result_is_bad(node: Node, evidence: Evidence) -> bool:

@@ -11,14 +11,16 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ops_registry.sites import Site
 from tracer.errors import FreedGraphError, OverwrittenError
-from tracer.node import Bridge, CallNode, Node, OpaqueNode, Output, RaisingNode
+from tracer.node import Bridge, CallNode, Node, OpaqueNode, Output, flat
+from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
-from tracer.reports.causes import FIX_CUT, FIX_ZERO, NOT_FINITE, OVERWRITING, STEPS, WHY_ZERO, name_of
+from tracer.reports.causes import FIX_CUT, FIX_ZERO, NOT_FINITE, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
 from tracer.reports.evidence import ABSENT, FINE, INF, NAN, NUMBERS, Evidence, Origin, call_of, kind_of
 from tracer.reports.not_finite import birth_in_forward
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
+from tracer.reports.vanishing import vanishes_at
 from tracer.tracked_tensor import Tensor
 
 #: How the verdicts are spoken of, the most surprising first.
@@ -41,8 +43,8 @@ VERDICTS = {
 class Cause(Row):
     """One reason why a gradient is what it is."""
 
-    #: ``ok``, ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen`` or ``overwritten``; ``untracked`` for a tensor of
-    #: torch's own autograd that no recorded call took; ``unknown``, for a parameter of a model, where no backward pass can be run.
+    #: ``ok``, ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen`` or ``overwritten``; ``untracked`` for a tensor
+    #: of torch's own autograd that no recorded call took; ``unknown``, for a parameter of a model, where no backward pass can be run.
     cause: str
     #: The op that is to blame, or the last that took the tensor; empty where there is none.
     op: str
@@ -135,9 +137,7 @@ def _untracked(tensor: torch.Tensor, loss: Any, evidence: Evidence) -> Cause:
     if isinstance(loss, torch.Tensor) and type(loss) is not Tensor and loss.requires_grad:
         reason = "nothing was recorded: the loss has its whole history in torch's own autograd"
     elif _is_behind_torch(tensor, evidence):
-        reason = (
-            "it is a tensor of torch's own autograd, and its gradient goes on there from where a recorded call took over"
-        )
+        reason = "it is a tensor of torch's own autograd, and its gradient goes on there from where a recorded call took over"
     else:
         reason = "it is a tensor of torch's own autograd, and no recorded call took it"
     return Cause("untracked", "", None, reason, fix)
@@ -199,10 +199,10 @@ def _loss_without_history(loss: Any) -> Cause:
 def _of_cut(cut: Cut) -> Cause:
     op = cut.site.op
     told = f"{cut.what} ({op})" if cut.what in ("no_grad", "inference_mode", "requires_grad_(False)") else cut.what
-    if cut.what in ("integer result", "no gradient", "conversion", "other class"):
+    if cut.what in ("detach", "integer result", "no gradient", "conversion", "other class"):
         told = op
     reasons = {
-        "no_grad": "gradients were off when the call was made",
+        "no_grad": "gradients were off when the call was made (no_grad, set_grad_enabled(False))",
         "inference_mode": "gradients were off when the call was made",
         "integer result": "integers carry no gradient",
         "no gradient": "its result carries no gradient, whatever it is given",
@@ -218,7 +218,7 @@ def _ok(node: Node, evidence: Evidence, with_path: bool) -> Cause:
     value = evidence.norms.get(node.serial)
     reason = "its gradient is there" if value is None else f"its gradient has norm {value:.4g}"
     if with_path:
-        way = [n.op for n in evidence.way_to_loss(node.serial)]
+        way = [n.op for n in evidence.way_to_loss(node.serial) if not isinstance(n, Output)]
         shown = " -> ".join(way if len(way) <= 8 else [*way[:4], "...", *way[-3:]])
         reason += f", by {shown}" if way else ", as it is the loss itself"
     return Cause("ok", "", None, reason, norm=value)
@@ -268,15 +268,21 @@ def _of_origin(origin: Origin, state: int, evidence: Evidence) -> Cause:
             word, "a hook", node.site, f"{told} was given a gradient and made it so", "Look at register_hook on it"
         )
     if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
-        return Cause(_word(state), f"a hook on {node.op}", node.site, "the hook sees what the call passes on, or its rule makes it so")
+        return Cause(
+            _word(state),
+            f"a hook on {node.op}",
+            node.site,
+            "the hook sees what the call passes on, or its rule makes it so",
+        )
     if kind == "not finite":
         return _not_finite(origin, node, state, evidence)
     if origin.how == "sum":
-        reason = "what its uses send back adds up to exactly 0"
-        op = node.op if isinstance(node, CallNode | OpaqueNode) else "a sum"
-        return Cause("zero", op, node.site or _user_site(node, evidence), reason, "Look at its uses: x - x, or terms of opposite sign")
+        return _cancelled(node, evidence)
     if kind == "absent":
-        reason = f"its own backward returns None for {_input_name(origin, node)}"
+        assert origin.parent is not None
+        reason = (
+            f"its own backward returns None for input {_input_name(node, origin.parent)} of those that require grad"
+        )
         return Cause("cut", node.op, node.site, reason, "Return a gradient there, or zeros")
     return _zero(origin, node, evidence)
 
@@ -285,16 +291,34 @@ def _word(state: int) -> str:
     return {ABSENT: "cut", INF: "inf", NAN: "nan"}.get(state, "zero")
 
 
-def _user_site(node: Node, evidence: Evidence) -> Site | None:
-    """Where the last call was made that took a tensor."""
-    users = evidence.users.get(node.serial, ())
-    noted = [evidence.calls[serial] for serial in users if serial in evidence.calls]
-    return noted[-1].site if noted else None
+def _uses(node: Node, evidence: Evidence) -> list[Call]:
+    """The noted calls that took a tensor."""
+    return [evidence.calls[serial] for serial in evidence.users.get(node.serial, ()) if serial in evidence.calls]
+
+
+def _cancelled(node: Node, evidence: Evidence) -> Cause:
+    uses = _uses(node, evidence)
+    where = ", ".join(dict.fromkeys(place(use.site) for use in uses[-4:]))
+    reason = f"what its uses{f' ({where})' if where else ''} send back adds up to exactly 0"
+    op, site = (uses[-1].op, uses[-1].site) if uses else (node.op, node.site)
+    return Cause("zero", op, site, reason, "Look for terms of opposite sign, as in x - x")
 
 
 def _zero(origin: Origin, node: Node, evidence: Evidence) -> Cause:
+    assert origin.parent is not None
+    given = _input_name(node, origin.parent)
+    if not _is_known_to_vanish(node, given):
+        killer, parent = vanishes_at(origin.node, origin.parent, evidence)
+        if call_of(killer) is not node:
+            node = call_of(killer)
+            given = _input_name(node, parent)
     name = name_of(node.op)
-    if node.op.rstrip("_") in OVERWRITING or name in OVERWRITING:
+    inside = [
+        n for n in getattr(node, "inside", ()) if name_of(n.op) in STEPS or name_of(n.op) in WHY_ZERO.keys() - PRODUCTS
+    ]
+    if len(inside) == 1:  # of a level of torch.vmap: nothing else in it is as likely
+        node, name = inside[0], name_of(inside[0].op)
+    if _overwrites(node, given):
         reason = "it writes other values over these: what they were does not matter to the loss"
         return Cause("overwritten", node.op, node.site, reason, "Write elsewhere, or into a part of it")
     fix = FIX_ZERO.get(name, "")
@@ -302,16 +326,32 @@ def _zero(origin: Origin, node: Node, evidence: Evidence) -> Cause:
         reason = "its derivative is 0 everywhere"
         fix = "Give it a rule that lets the gradient through (ops_registry.use)"
     else:
-        reason = WHY_ZERO.get(name, f"for the values it had, its derivative with respect to {_input_name(origin, node)} is 0")
-    parent = origin.node.parents[origin.position]
-    if getattr(parent, "dtype", None) in (torch.float16, torch.bfloat16):
-        reason += f", or it is too small for {str(parent.dtype).removeprefix('torch.')}"
+        reason = WHY_ZERO.get(name, f"for the values it had, its derivative with respect to '{given}' is 0")
+    if node.dtype in (torch.float16, torch.bfloat16):
+        reason += ", or too small for half precision"
+        fix = (
+            f"{fix}; or scale the loss up (torch.amp.GradScaler)" if fix else "Scale the loss up (torch.amp.GradScaler)"
+        )
     return Cause("zero", node.op, node.site, reason, fix)
 
 
-def _input_name(origin: Origin, node: Node) -> str:
-    name = input_names(node)[origin.position]
-    return f"input {name[1:]} of those that require grad" if name.startswith("_") else f"'{name}'"
+def _is_known_to_vanish(node: Node, given: str) -> bool:
+    """Whether the op makes zeros by itself, and does not only pass on those that came for a part of its result."""
+    name = name_of(node.op)
+    return name in WHY_ZERO or name in STEPS or _overwrites(node, given)
+
+
+def _overwrites(node: Node, given: str) -> bool:
+    written = isinstance(node, CallNode) and node.plan.rule.signature.names[0] == given
+    return written and (name_of(node.op) in OVERWRITING or node.op in OVERWRITING)
+
+
+def _input_name(node: Node, parent: Node) -> str:
+    """The name of the input that ``parent`` is, as the rule has it; where none has, its number."""
+    names = input_names(node)
+    return next(
+        (name.lstrip("_") for name, given in zip(names, node.parents, strict=True) if parent in flat((given,))), "?"
+    )
 
 
 def _not_finite(origin: Origin, node: Node, state: int, evidence: Evidence) -> Cause:
@@ -324,12 +364,13 @@ def _not_finite(origin: Origin, node: Node, state: int, evidence: Evidence) -> C
         advice = NOT_FINITE.get(name_of(born.op), "Look at what goes into it")
         return Cause(word, born.op, born.site, reason, f"{advice}. tracer.find_nan shows the values")
     if origin.how == "sum":
+        uses = _uses(node, evidence)
         reason = "in backward: what its uses send back overflows when it is added, or is inf - inf"
-        return Cause(word, node.op, node.site or _user_site(node, evidence), reason, "Scale the loss down")
+        return Cause(word, node.op, uses[-1].site if uses else node.site, reason, "Scale the loss down")
     came = kind_of(evidence.came.get(node.serial, ABSENT))
-    reason = "in backward: a finite gradient came, and this went on"
+    reason = "a finite gradient came, and this went on"
     if came == "zero":
-        reason = "in backward: a gradient of 0 came, and 0 * inf went on"
+        reason = "a gradient of 0 came, and 0 * inf went on"
     advice = NOT_FINITE.get(name_of(node.op), "Look at the values that it had")
     fix = f"{advice}. Where torch.where leaves a branch out, make its input safe before the call as well"
     return Cause(word, node.op, node.site, reason, fix)

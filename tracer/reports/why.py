@@ -83,9 +83,9 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     """Why ``subject``, a tensor or each parameter of a module, has the gradient that ``loss`` gives it, or has none.
 
     ``graph`` is a ``tracer.Graph(sites=True)`` that was open during the forward pass; with ``finite=True`` too it finds the first result
-    that is not finite more surely. ``loss`` may be of any shape (its elements are summed), without a history, or a number. Verdicts: ``ok``,
-    ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen``, ``overwritten``, and ``untracked`` for a tensor of torch's own
-    autograd that no recorded call took. Of several causes the likeliest comes first.
+    that is not finite more surely. ``loss`` may be of any shape (its elements are summed), without a history, or a number. Verdicts:
+    ``ok``, ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen``, ``overwritten``, and ``untracked`` for a tensor of
+    torch's own autograd that no recorded call took. Of several causes the likeliest comes first.
 
     Costs one backward pass, in which every gradient is looked at once, and a time that grows with the calls. The pass retains the graph and
     fills no ``.grad``. Hooks on tensors and nodes run in it.
@@ -95,7 +95,9 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     still gets an answer for each parameter: ``unknown`` for these.
     """
     if not isinstance(loss, torch.Tensor | complex | float | int):
-        raise GradientArgumentError(f"why() was given a {type(loss).__name__} as the loss: give a tensor, or a number made of one")
+        raise GradientArgumentError(
+            f"why() was given a {type(loss).__name__} as the loss: give a tensor, or a number made of one"
+        )
     if isinstance(subject, torch.nn.Module):
         return _why_model(subject, loss, graph)
     if not isinstance(subject, torch.Tensor):
@@ -111,7 +113,7 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
 
 def _why_model(model: torch.nn.Module, loss: Any, graph: Graph) -> WhyModel:
     evidence = Evidence(loss, graph)
-    names: dict[torch.Tensor, list[str]] = {}
+    names: dict[torch.nn.Parameter, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
     rows = []
