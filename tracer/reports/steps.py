@@ -77,7 +77,7 @@ def steps(outputs: Places, grad_outputs: Weights = None, rules: Replacements | N
     """
     roots = roots_of(as_tuple(outputs), grad_outputs)
     nodes = [node for node, _ in roots]
-    leaves = {node for node in backward_order(nodes) if isinstance(node, Leaf)}
+    leaves: set[Node] = {node for node in backward_order(nodes) if isinstance(node, Leaf)}
     plans = {} if rules is None else other_plans(Substitution(rules), nodes, leaves)
     return SteppedSweep(plans).steps(roots)
 
@@ -134,7 +134,7 @@ class SteppedSweep(Replay):
 
 def _named(node: CallNode | OpaqueNode, passed_on: dict[int, Any]) -> tuple[Any, ...]:
     values = [passed_on.get(position) for position in range(len(node.parents))]
-    return _inputs_type(input_names(node))._make(values)  # type: ignore[no-any-return]
+    return _inputs_type(input_names(node))._make(values)
 
 
 def input_names(node: Node) -> tuple[str, ...]:
