@@ -79,7 +79,7 @@ class Audit(Report[AuditRow]):
             asked, of = [used for used in self._found if wanted.covers(used.op)], wanted.name
         rows = [MissingRow(used.op, used.site, used.rule) for used in asked if used.status != "replaced"]
         replaced = len(asked) - len(rows)
-        verdict = f"{of}: {len(rows)} of {calls(len(asked))} use no replaced rule"
+        verdict = f"{of}: {len(rows)} of {calls(len(asked))} without a replaced rule"
         advice = []
         if op is not None and not asked:
             counts = Counter(used.op for used in self._found)
