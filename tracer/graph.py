@@ -80,13 +80,15 @@ class Graph:
         current.graph = self
         open_graphs.count += 1
         noting.cuts = self._cuts
-        asked.graphs += self._cuts is not None
+        if self._cuts is not None:
+            asked.add(1)
         return self
 
     def __exit__(self, *exc: object) -> None:
         outer, noting.cuts = self._outer.pop()
         open_graphs.count -= 1
-        asked.graphs -= self._cuts is not None
+        if self._cuts is not None:
+            asked.add(-1)
         if outer is None:
             del current.graph  # what is left is the default of all threads
         else:

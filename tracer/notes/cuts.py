@@ -84,10 +84,16 @@ class _Noting(threading.local):
 class _Asked:
     """How many graphs with sites are open in all threads: a question that costs less than one to a thread."""
 
-    __slots__ = ("graphs",)
+    __slots__ = ("_lock", "graphs")
 
     def __init__(self) -> None:
         self.graphs = 0
+        self._lock = threading.Lock()
+
+    def add(self, graphs: int) -> None:
+        """So many more are open."""
+        with self._lock:
+            self.graphs += graphs
 
 
 noting = _Noting()
