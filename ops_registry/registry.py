@@ -272,7 +272,9 @@ def find(func: Callable[..., Any]) -> Spelling | None:
     # A Python-level function (F.relu) that hands over to the op of the same name is one more way to spell it.
     if isinstance(func, types.FunctionType) and (func.__module__ or "").startswith("torch"):
         name = func.__name__.lstrip("_")  # F.threshold calls itself _threshold
-        for candidate in (getattr(owner, name, None) for owner in (torch, torch.Tensor, *C_NAMESPACES)):
+        # F.unfold is no spelling of Tensor.unfold, which is another op.
+        methods = () if func.__module__ == "torch.nn.functional" else (torch.Tensor,)
+        for candidate in (getattr(owner, name, None) for owner in (torch, *methods, *C_NAMESPACES)):
             if candidate is not None and candidate is not func:
                 try:
                     return active.table[candidate]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -137,12 +137,23 @@ def _running_modules(frame: FrameType | None) -> Iterator[torch.nn.Module]:
 
 
 # ---------------------------------------------------------------------- walks up the stack
+def run_in_module(modules: tuple[str, ...], function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Call ``function`` as if from inside a module with the paths ``modules``: a stretch of a forward pass that runs once more."""
+    return function(*args, **kwargs)
+
+
+_RUN_IN_MODULE = run_in_module.__code__
+
+
 def find_module(depth: int) -> tuple[str, ...]:
     """The paths of the innermost module that runs, seen from ``depth`` frames up."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        if frame.f_code is _MODULE_CALL:
+        code = frame.f_code
+        if code is _MODULE_CALL:
             return _paths_from(frame)
+        if code is _RUN_IN_MODULE:
+            return frame.f_locals["modules"]  # type: ignore[no-any-return]
         frame = frame.f_back
     return NO_MODULE
 
@@ -170,6 +181,11 @@ def find_site(op: str, depth: int, args: tuple[Any, ...] = ()) -> Site:
         if code is _MODULE_CALL:
             if paths is None:
                 paths = _paths_from(frame)
+                if found is not None:
+                    break
+        elif code is _RUN_IN_MODULE:
+            if paths is None:
+                paths = frame.f_locals["modules"]
                 if found is not None:
                     break
         elif found is None:

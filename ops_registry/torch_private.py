@@ -94,6 +94,8 @@ EnableTorchFunction: Any = torch._C._EnableTorchFunction
 
 #: What one checkpointed stretch remembers. Since torch 2.13 it saves its inputs natively, where a tracked one would lose its history.
 CheckpointFrame: Any = torch.utils.checkpoint._CheckpointFrame
+#: What keeps the function of a checkpointed stretch, to run it again: it has to run again under the rules under which it ran first.
+CHECKPOINT_GENERATOR = "_checkpoint_without_reentrant_generator"
 
 skip_one_hop: Callable[..., Any] | None = getattr(torch._C, "_skip_one_hop_torch_function", None)
 

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ops_registry.torch_private import (
     AOT_FUNCTION,
+    CHECKPOINT_GENERATOR,
     DTENSOR_MODULE,
     FULLY_SHARD,
     FULLY_SHARDED_DATA_PARALLEL,
@@ -57,7 +58,7 @@ from tracer.backprop.progress import current_autograd_node, current_graph_task_i
 from tracer.changes import Change, LaterChange, redirected
 from tracer.func.handover import TRANSFORMS, functionalize
 from tracer.func.vmapped import flat_vmap
-from tracer.functions.checkpoint import get_inputs, save_inputs
+from tracer.functions.checkpoint import get_inputs, keeping_reentrant_rules, keeping_rules, save_inputs
 from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.importing import AfterImport
@@ -350,6 +351,18 @@ CHANGES: tuple[Change, ...] = (
             f"aten::{name}" if owner is torch else "",
         )
         for owner, name, before in NUMBER_CONSTRUCTORS
+    ),
+    Change(
+        torch.utils.checkpoint,
+        CHECKPOINT_GENERATOR,
+        keeping_rules(getattr(torch.utils.checkpoint, CHECKPOINT_GENERATOR)),
+        "what runs again in backward would run under the rules in force there, and save other tensors than its nodes expect",
+    ),
+    Change(
+        torch.utils.checkpoint.CheckpointFunction,
+        "forward",
+        staticmethod(keeping_reentrant_rules(torch.utils.checkpoint.CheckpointFunction.forward)),
+        "the same for the reentrant form, which records in backward alone",
     ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(

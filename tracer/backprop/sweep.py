@@ -21,18 +21,13 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError, RuleResultError
+from ops_registry.registry import TABLE, active
 from ops_registry.rule import Step
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import backward_into_torch
-from tracer.backprop.hooks import (
-    native_hooks,
-    run_hooks,
-    run_post_hooks,
-    run_prehooks,
-    tell_results_without_gradient,
-)
+from tracer.backprop.hooks import native_hooks, run_hooks, run_post_hooks, run_prehooks, tell_results_without_gradient
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
 from tracer.backprop.progress import begin, end, next_task
 from tracer.backprop.projecting import check_tensor, origin_of, project_list, project_onto, say_where
@@ -143,11 +138,16 @@ class Sweep:
         return self.found
 
     def _visit_all(self, order: list[Node]) -> None:
-        mode = torch.is_grad_enabled()
+        mode, table = torch.is_grad_enabled(), active.table
         set_grad_enabled(self.create_graph)
+        if (
+            self.create_graph
+        ):  # what formulas call is no call of the user's: a ``use`` block around the backward pass is not for it
+            active.table = TABLE
         try:
             self._visit(order)
         finally:
+            active.table = table
             set_grad_enabled(mode)
             self.order = []
 

@@ -13,6 +13,8 @@ from typing import Any
 import torch.utils.checkpoint
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 
+from ops_registry.registry import TABLE, active
+from ops_registry.sites import find_module, run_in_module
 from ops_registry.torch_private import CheckpointFrame
 from tracer.errors import UnsupportedError
 from tracer.functions.context import SavedTensor
@@ -28,6 +30,44 @@ checkpoint: Callable[..., Any] = functools.partial(torch.utils.checkpoint.checkp
 checkpoint_sequential: Callable[..., Any] = functools.partial(
     torch.utils.checkpoint.checkpoint_sequential, use_reentrant=False
 )
+
+
+def keeping_rules(generator: Callable[..., Any]) -> Callable[..., Any]:
+    """What keeps the function of a stretch, ``generator(function, ...)``, given one that runs under the rules of now."""
+
+    def generator_with_rules(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        return generator(_under_rules_of_now(function), *args, **kwargs)
+
+    return generator_with_rules
+
+
+def keeping_reentrant_rules(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """The same for the ``forward`` of the reentrant form, ``forward(ctx, function, ...)``."""
+
+    def forward_with_rules(ctx: Any, function: Callable[..., Any], *args: Any) -> Any:
+        return forward(ctx, _under_rules_of_now(function), *args)
+
+    return forward_with_rules
+
+
+def _under_rules_of_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, to run again in backward: long after a ``use`` block has ended, or inside another one.
+
+    Under other rules the second run would save other tensors than the nodes of the first one expect.
+    """
+    table = active.table
+    modules = None if table is TABLE else find_module(1)
+
+    def stretch(*args: Any, **kwargs: Any) -> Any:
+        outer, active.table = active.table, table
+        try:
+            if modules is None:
+                return function(*args, **kwargs)
+            return run_in_module(modules, function, *args, **kwargs)
+        finally:
+            active.table = outer
+
+    return stretch
 
 
 class _Stretch:
