@@ -150,13 +150,13 @@ def pinned(convention: Literal["zero", "half", "left", "right"]) -> Pack:
     """One convention wherever an op has a kink: ``g s`` there, ``own(g)`` elsewhere.
 
     ``s`` is made of the slopes from the left and from the right: ``"left"``, ``"right"``, ``"half"`` (their mean), or ``"zero"`` (0). At
-    the kink of relu these are 0, 1, 1/2 and 0; of abs -1, 1, 0 and 0. Bertoin, Bolte, Gerchinovitz,
-    Pauwels: Numerical Influence of ReLU'(0) on Backpropagation, 2021, study what hangs on it.
+    the kink of relu these are 0, 1, 1/2 and 0; of abs -1, 1, 0 and 0. What hangs on it: Bertoin, Bolte, Gerchinovitz, Pauwels: Numerical
+    Influence of ReLU'(0) on Backpropagation, 2021.
 
     It holds for relu, relu6, leaky_relu, prelu, elu, selu, hardtanh, hardsigmoid, hardswish, softshrink, threshold (where it is a kink and
     no jump), abs, l1_loss, and clamp, maximum, minimum, fmax, fmin where two arguments are equal: there the kink is that of their
     difference, input less the other or less the bound. What picks an element by its index keeps its rule, and so do reductions, in which
-    ties share. Raises ``RuleError`` for another name.
+    ties share. The slope is a constant at the kink: the second derivative there is 0. Raises ``RuleError`` for another name.
     """
     if convention not in CONVENTIONS:
         raise RuleError(f"packs.pinned({convention!r}): the conventions are {', '.join(CONVENTIONS)}")

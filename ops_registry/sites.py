@@ -153,7 +153,7 @@ def find_module(depth: int) -> tuple[str, ...]:
         if code is _MODULE_CALL:
             return _paths_from(frame)
         if code is _RUN_IN_MODULE:
-            return frame.f_locals["modules"]  # type: ignore[no-any-return]
+            return frame.f_locals["modules"]
         frame = frame.f_back
     return NO_MODULE
 
