@@ -96,7 +96,10 @@ def _reason(name: str, met: set[str], counts: Mapping[str, int]) -> str:
         places = ", ".join(op if op not in counts else f"{op}, {_calls(counts[op])}" for op in hiding)
         return f"{name} runs inside {places}: give the rule to that op, or call the parts."
     if name in met:
-        return f"{name} was called, but on nothing that requires grad, or under torch.no_grad()."
+        return (
+            f"{name} was called, but on nothing that requires grad where the rule gives a gradient, or under torch.no_grad(), or with a "
+            f"result of whole numbers or truth values."
+        )
     return f"{name} was not called."
 
 

@@ -6,7 +6,7 @@ call, from aliases of the arguments on: the call's node saves that record, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from ops_registry.binding import Spelling
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import active
 from ops_registry.rule import BODY, Rule
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, storage_key
 from tracer.node import Node, OpaqueNode, tensors_in
 from tracer.recording.call import record, save_and_mark
+from tracer.recording.levels import levels
 from tracer.recording.parents import any_node, find_parents
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -110,7 +111,7 @@ def _record_with_body(
     finally:
         active.table = outer
     with DisableTorchFunctionSubclass():
-        result = _plain(recorded)
+        result = _plain(recorded, _by_memory(bound))
         return save_and_mark(rule, mask, parents, bound, result, {BODY: Body(_differentiable(rule, inner), recorded)})
 
 
@@ -134,11 +135,29 @@ def _with_aliases(nest: Any) -> Any:
     return nest
 
 
-def _plain(result: Any) -> Any:
-    """The results as new plain tensors, in the structure in which they came."""
+def _plain(result: Any, arguments: Mapping[int, torch.Tensor]) -> Any:
+    """The results as new plain tensors, in the structure in which they came; ``arguments`` are those of the call, by their memory."""
     if isinstance(result, torch.Tensor):
-        return plain_alias(result) if type(result) is Tensor else result
+        return _as_result(result, arguments) if type(result) is Tensor else result
     if isinstance(result, tuple | list):
-        items = [_plain(item) for item in result]
+        items = [_plain(item, arguments) for item in result]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
+
+
+def _as_result(result: torch.Tensor, arguments: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """An alias of what the body returned; where that shares an argument's memory, a view of the argument, which hears of writes."""
+    argument = arguments.get(storage_key(result)) if arguments else None
+    if argument is None or argument.dtype is not result.dtype or argument.is_conj() != result.is_conj():
+        return plain_alias(result)
+    return argument.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+def _by_memory(arguments: tuple[Any, ...]) -> dict[int, torch.Tensor]:
+    """Inside a level of ``torch.vmap`` tensors do not say whose memory they have."""
+    tensors = () if levels.open else tensors_in(arguments)
+    return {
+        storage_key(tensor): tensor
+        for tensor in tensors
+        if tensor.layout is torch.strided and (type(tensor) is Tensor or not tensor.requires_grad)
+    }

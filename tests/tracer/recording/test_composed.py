@@ -316,3 +316,33 @@ def test_a_function_that_hands_over_to_an_op_of_another_name_may_be_replaced(fun
         y = call(x)
     y.sum().backward()
     assert x.grad.unique().tolist() == [7.0]
+
+
+VIEWS = {
+    "unflatten": (torch.Tensor.unflatten, lambda x: x.unflatten(0, (3, 1))),
+    "atleast_3d": (torch.atleast_3d, torch.atleast_3d),
+    "dropout2d that drops nothing": (F.dropout2d, lambda x: F.dropout2d(x, training=False)),
+}
+
+
+@pytest.mark.parametrize("written", ["result", "argument"])
+@pytest.mark.parametrize(("function", "call"), VIEWS.values(), ids=VIEWS)
+def test_a_composed_function_that_returns_a_view_hears_of_writes(function, call, written) -> None:
+    found = []
+    for rules in ({}, {function: unchanged}):
+        (x,) = tracked(drawn(3, 4, 2) if function is F.dropout2d else MATRIX)
+        base = x * 1
+        with use(rules):
+            view = call(base)
+        (view if written == "result" else base).mul_(3)
+        (base.square().sum() + view.exp().sum()).backward()
+        found.append(x.grad)
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-14)
+
+
+def test_one_of_several_views_of_an_argument_may_not_be_written_into() -> None:
+    (x,) = tracked(MATRIX)
+    with use({torch.broadcast_tensors: lambda grad, default: default(grad)}):
+        view, _ = torch.broadcast_tensors(x * 1, MATRIX)
+    with pytest.raises(tracer.InPlaceError, match="one of several views"):
+        view.mul_(2)
