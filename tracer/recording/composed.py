@@ -16,7 +16,7 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import active
 from ops_registry.rule import BODY, Rule
 from ops_registry.torch_private import DisableTorchFunctionSubclass, storage_key
-from tracer.node import Node, OpaqueNode, tensors_in
+from tracer.node import CallNode, Node, OpaqueNode, Output, tensors_in
 from tracer.recording.call import record, save_and_mark
 from tracer.recording.levels import levels
 from tracer.recording.parents import any_node, find_parents
@@ -112,7 +112,22 @@ def _record_with_body(
         active.table = outer
     with DisableTorchFunctionSubclass():
         result = _plain(recorded, _by_memory(bound))
-        return save_and_mark(rule, mask, parents, bound, result, {BODY: Body(_differentiable(rule, inner), recorded)})
+        by_products = {BODY: Body(_differentiable(rule, inner), recorded)}
+        return _let_go(save_and_mark(rule, mask, parents, bound, result, by_products))
+
+
+#: A saved tensor that takes no memory, at its version.
+_NOTHING = ((torch.empty(0), 0),)
+
+
+def _let_go(result: Any) -> Any:
+    """Let the call's node be released by a backward pass, as one that saved a tensor is: what the body saved goes with it."""
+    for tensor in tensors_in(result):
+        node = tensor._node if type(tensor) is Tensor else None
+        call = node.parents[0] if type(node) is Output else node
+        if type(call) is CallNode and not call.saved_versions and not call.packed:
+            call.saved_versions = _NOTHING
+    return result
 
 
 def _differentiable(rule: Rule, bound: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -346,3 +346,19 @@ def test_one_of_several_views_of_an_argument_may_not_be_written_into() -> None:
         view, _ = torch.broadcast_tensors(x * 1, MATRIX)
     with pytest.raises(tracer.InPlaceError, match="one of several views"):
         view.mul_(2)
+
+
+@pytest.mark.parametrize(
+    "call", [F.normalize, lambda x: torch.meshgrid(x[0], x[1], indexing="ij")[0]], ids=["one", "several"]
+)
+def test_what_a_body_saved_goes_when_backward_has_come_through(call) -> None:
+    (x,) = tracked(MATRIX)
+    with use({F.normalize: unchanged, torch.meshgrid: unchanged}):
+        y = call(x)
+    y.sum().backward()
+    with pytest.raises(tracer.FreedGraphError):
+        y.sum().backward()
+    with use({F.normalize: unchanged, torch.meshgrid: unchanged}):
+        y = call(x)
+    y.sum().backward(retain_graph=True)
+    y.sum().backward()
