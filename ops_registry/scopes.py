@@ -108,6 +108,16 @@ class use:  # used as a statement, as torch.no_grad is
         return [name for name in self._replacements if name not in applied]
 
 
+def without_blocks(table: Table) -> Table:
+    """``table`` without the rules of ``use`` blocks."""
+    if isinstance(table, _Block):
+        return without_blocks(table.outer)
+    if isinstance(table, Layer):
+        beneath = without_blocks(table.outer)
+        return table if beneath is table.outer else table.over(beneath)
+    return table
+
+
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be run later under the rules in force now, as if it was called here: a stretch of the forward that runs again."""
     table, site = active.table, find_site("", 2)
@@ -162,7 +172,7 @@ class _Replacement:
         """``rule`` with the formulas replaced. Raises ``RuleError`` where what they ask for is not there."""
         if is_composed(rule, self.func):
             rule = as_composed(rule, outer)
-            covered: str | tuple[str, ...] = rule.signature.names[0]
+            covered: str | tuple[str, ...] = rule.inputs[0][1]
         else:
             inputs = tuple(name for _, name in rule.inputs) or rule.signature.names[:1]
             covered = inputs[0] if len(inputs) == 1 else inputs

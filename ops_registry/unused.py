@@ -115,8 +115,8 @@ def why_not_met(name: str, met: set[str], counts: Mapping[str, int]) -> str:
         return f"{name} runs inside {places}: give the rule to that op, or call the parts."
     if name in met:
         return (
-            f"{name} was called, but on nothing that requires grad, or under torch.no_grad() "
-            f"(as in the forward pass of checkpoint(use_reentrant=True))."
+            f"{name} was called, but on nothing that requires grad where the rule gives a gradient, or under torch.no_grad() (as in the "
+            f"forward pass of checkpoint(use_reentrant=True)), or with a result of whole numbers or truth values."
         )
     return f"{name} was not called."
 
