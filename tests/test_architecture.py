@@ -45,7 +45,7 @@ FLOORS = {
         ("catalogue",),
         ("__init__",),
         ("rules",),
-        ("scopes", "declare"),
+        ("scopes", "packs", "declare"),
         ("registry", "unused"),
         ("binding", "composed", "matching"),
         ("rule", "spellings"),
