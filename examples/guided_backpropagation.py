@@ -3,11 +3,11 @@
     python examples/guided_backpropagation.py [--pictures FILE.png]
 
 Both are the gradient of a score by the image, with another rule for relu: guided backpropagation passes what is positive through units that
-were active, deconvnet passes what is positive. A third picture has the guided rule in one stage of the network alone. Each is held against a
-copy of the network in plain torch, in which somebody put a hand-written relu into the place of every relu: they are equal to the last bit.
+were active, deconvnet passes whatever is positive. A third picture has the guided rule in one stage of the network alone. Each is held
+against a copy of the network in plain torch, in which every relu was replaced by a hand-written one: they are equal to the last bit.
 
 The network has random weights, and the guided picture shows the flower all the same. That is known of the method (Adebayo et al., Sanity
-Checks for Saliency Maps, 2018): it shows what the image has at its edges more than what the network has learned.
+Checks for Saliency Maps, 2018): it shows the edges of the image more than what the network has learned.
 """
 
 from __future__ import annotations
@@ -60,6 +60,8 @@ def pictures(model: torch.nn.Module, image: torch.Tensor) -> dict[str, torch.Ten
 
 # ---------------------------------------------------------------- by hand, in plain torch
 class GuidedRelu(torch.autograd.Function):
+    """relu; backward passes what is positive through units that were active."""
+
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
         ctx.save_for_backward(x)
@@ -72,6 +74,8 @@ class GuidedRelu(torch.autograd.Function):
 
 
 class DeconvRelu(torch.autograd.Function):
+    """relu; backward passes what is positive."""
+
     @staticmethod
     def forward(ctx, x: torch.Tensor) -> torch.Tensor:
         return x.clamp(min=0)
