@@ -90,7 +90,11 @@ class Scope:
         """What the user may have meant: names like ``where`` of modules that there are, or of lines where the ops were called."""
         if callable(self.where):
             return []
-        candidates = self.places() if _is_line(self.where) else [path for path in known_paths() if path]
+        candidates = (
+            self.places()
+            if _is_line(self.where)
+            else [path for path in known_paths() if path and not matches(self.where, path)]
+        )
         return difflib.get_close_matches(self.where, candidates, n=3, cutoff=0.5)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from ops_registry.errors import RuleError
-from ops_registry.formula import Formula, compile_call, make_needs
+from ops_registry.formula import KIND, Formula, compile_call, make_needs
 from ops_registry.signatures import Signature
 from ops_registry.sites import site_for_rule
 from ops_registry.torch_private import has_autocast_kernel
@@ -43,6 +43,13 @@ def _meta(value: Any, name: str) -> Any:
     if isinstance(value, list | tuple):
         return [_meta(v, name) for v in value]
     return torch.Size(()) if name == "shape" else None
+
+
+def _kind(value: Any) -> Any:
+    """Shape and dtype of a tensor, or of each in a list."""
+    if isinstance(value, torch.Tensor):
+        return value.shape, value.dtype
+    return [_kind(v) for v in value] if isinstance(value, list | tuple) else (torch.Size(()), torch.get_default_dtype())
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,7 @@ class Rule:
         return tuple(n for n in self.signature.names if n not in self.signature.plain)
 
     def _is_meta(self, name: str) -> bool:
-        return name not in self.signature.names and self.expression(name).startswith("_meta(")
+        return name not in self.signature.names and self.expression(name).startswith(("_meta(", "_kind("))
 
     def _source(self, name: str, parent_of: dict[str, int]) -> int | None:
         if name in parent_of:
@@ -214,7 +221,9 @@ class Rule:
         for name in names:
             parts.append(self.expression(name))
         source = f"lambda bound, result, extra: ({', '.join(parts)},)"
-        return eval(source, {"_meta": _meta, "_site": partial(site_for_rule, self.name)})
+        return eval(
+            source, {"__name__": __name__, "_meta": _meta, "_kind": _kind, "_site": partial(site_for_rule, self.name)}
+        )
 
     def expression(self, name: str) -> str:
         """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.
@@ -231,6 +240,8 @@ class Rule:
         if name == "result":
             return "result"
         base, _, suffix = name.rpartition("_")
+        if suffix == KIND and base in names:
+            return f"_kind({self.expression(base)})"
         if suffix in META and (base in names or base == "result" or base in outputs):
             return f"_meta({self.expression(base)}, {suffix!r})"
         if self.forward is not None or (self.composed is not None and name == BODY):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -13,9 +14,10 @@ from ops_registry.binding import Spelling, own_order
 from ops_registry.composed import as_composed, is_composed
 from ops_registry.errors import DuplicateRuleError, RuleError
 from ops_registry.matching import Scope, Where, bound_arguments
-from ops_registry.registry import RULES, active, changes, extend, find, op_name
+from ops_registry.registry import RULES, TABLE, active, changes, extend, find, op_name
 from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
+from ops_registry.sites import find_site, run_as_at
 from ops_registry.spellings import spellings
 from ops_registry.unused import explain_unused
 
@@ -86,12 +88,29 @@ class use:  # used as a statement, as torch.no_grad is
         self._applied |= applied
         unused = [name for name in self._replacements if name not in applied]
         if kind is None and unused and (self._expect == "all" or (self._expect == "any" and not applied)):
-            raise explain_unused(unused, layer.ops_met(), self._scope)
+            raise explain_unused(unused, layer.ops_met(), layer.taken_inside(), self._scope)
 
     def unused(self) -> list[str]:
         """The ops whose rule no recorded call has taken so far."""
         applied = self._applied.union(*(layer.applied() for layer in self._threads.stack))
         return [name for name in self._replacements if name not in applied]
+
+
+def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, to be run later under the rules in force now, as if it was called here: a stretch of the forward that runs again."""
+    table, site = active.table, find_site("", 2)
+    if table is not TABLE and not isinstance(table, _Layer):
+        return function  # a transform that watches for tracked tensors, and has found none
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        outer, active.table = active.table, table
+        try:
+            return run_as_at(site, function, args, kwargs)
+        finally:
+            active.table = outer
+
+    return run
 
 
 #: Layers that one ``use`` keeps for the tables around it: a block in a loop finds the same table again.
@@ -262,11 +281,16 @@ class _Layer(dict[Callable[..., Any], Spelling]):
         ran = {(plan.rule.name, id(formula.function)) for plan in self._plans() for formula in plan.formulas()}
         return {r.name for r in self._replacements.values() for op, f in ran if f in r.functions and r.covers(op)}
 
+    def taken_inside(self) -> set[str]:
+        """The ops of which a block inside this one has taken calls."""
+        ops = {plan.rule.name for plan in self._inner_plans.values()}
+        return {r.name for r in self._replacements.values() if any(map(r.covers, ops))}
+
     def _plans(self) -> Iterator[CallPlan]:
         for _, _, rule in self._made.values():
             yield from rule.plans.values()
         yield from self._inner_plans.values()
 
     def ops_met(self) -> set[str]:
-        """The ops that were called in a block, recorded or not."""
-        return {spelling.rule.name for spelling in self.values()}
+        """The ops that were called in a block, recorded or not, and can carry a gradient."""
+        return {spelling.rule.name for spelling in self.values() if not spelling.rule.no_gradient}

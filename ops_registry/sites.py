@@ -116,6 +116,17 @@ def known_paths() -> list[str]:
     return sorted({path for paths in list(_paths.values()) for path in paths})
 
 
+def run_as_at(site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run ``function`` as if it had been called at ``site``: a stretch that is run again in backward stands where it stood in forward.
+
+    It is known by its frame: a walk up the stack that meets it goes no further.
+    """
+    return function(*args, **kwargs)
+
+
+_RUN_AS_AT = run_as_at.__code__
+
+
 def _paths_from(frame: FrameType) -> tuple[str, ...]:
     """The paths of the innermost module that has any. ``frame`` is the innermost in which a module runs."""
     paths = _paths.get(id(frame.f_locals["self"]))
@@ -130,7 +141,7 @@ def _paths_from(frame: FrameType) -> tuple[str, ...]:
 
 
 def _running_modules(frame: FrameType | None) -> Iterator[torch.nn.Module]:
-    while frame is not None:
+    while frame is not None and frame.f_code is not _RUN_AS_AT:
         if frame.f_code is _MODULE_CALL:
             yield frame.f_locals["self"]
         frame = frame.f_back
@@ -143,6 +154,9 @@ def find_module(depth: int) -> tuple[str, ...]:
     while frame is not None:
         if frame.f_code is _MODULE_CALL:
             return _paths_from(frame)
+        if frame.f_code is _RUN_AS_AT:
+            modules: tuple[str, ...] = frame.f_locals["site"].modules
+            return modules
         frame = frame.f_back
     return NO_MODULE
 
@@ -155,6 +169,9 @@ def find_line(depth: int) -> tuple[CodeType | None, int]:
         users = _is_users.get(id(code))
         if _looked_at(frame) if users is None else users:
             return code, frame.f_lasti
+        if code is _RUN_AS_AT:
+            site = frame.f_locals["site"]
+            return site._code, site._at
         frame = frame.f_back
     return None, 0
 
@@ -172,6 +189,12 @@ def find_site(op: str, depth: int, args: tuple[Any, ...] = ()) -> Site:
                 paths = _paths_from(frame)
                 if found is not None:
                     break
+        elif code is _RUN_AS_AT:
+            site = frame.f_locals["site"]
+            if found is None:
+                found, at = site._code, site._at
+            paths = paths or site.modules
+            break
         elif found is None:
             users = _is_users.get(id(code))
             if _looked_at(frame) if users is None else users:

@@ -17,7 +17,7 @@ HIDDEN_IN: dict[str, tuple[str, ...]] = {
     "baddbmm": ("bmm", "add", "matmul"),
     "batch_norm": ("mean", "var", "rsqrt", "sqrt"),
     "bilinear": ("matmul", "add", "mul"),
-    "binary_cross_entropy_with_logits": ("sigmoid", "logsigmoid", "log", "binary_cross_entropy"),
+    "binary_cross_entropy_with_logits": ("sigmoid", "log_sigmoid", "log", "binary_cross_entropy"),
     "celu": ("exp", "expm1", "relu"),
     "cosine_similarity": ("mul", "sum", "norm", "linalg_vector_norm", "div"),
     "elu": ("exp", "expm1", "relu"),
@@ -36,7 +36,7 @@ HIDDEN_IN: dict[str, tuple[str, ...]] = {
     "log_softmax": ("softmax", "log", "exp", "logsumexp"),
     "logaddexp": ("exp", "log", "add", "logsumexp"),
     "logcumsumexp": ("exp", "log", "cumsum"),
-    "logsigmoid": ("sigmoid", "log"),
+    "log_sigmoid": ("sigmoid", "log"),
     "logsumexp": ("exp", "log", "sum"),
     "lstm": ("sigmoid", "tanh", "linear", "mul"),
     "lstm_cell": ("sigmoid", "tanh", "linear", "mul"),
@@ -69,8 +69,10 @@ class _Census:
 census = _Census()
 
 
-def explain_unused(unused: Iterable[str], met: set[str], scope: Scope | None) -> UnusedRuleError:
-    """The error for the ``unused`` ops of a ``use`` block, in which the ops ``met`` were called."""
+def explain_unused(
+    unused: Iterable[str], met: set[str], taken_inside: set[str], scope: Scope | None
+) -> UnusedRuleError:
+    """The error for the ``unused`` ops of a ``use`` block: the ops ``met`` were called in it, those ``taken_inside`` in a block within."""
     unused = list(unused)
     rules = "rules" if len(unused) > 1 else "rule"
     names = ", ".join(unused)
@@ -83,7 +85,10 @@ def explain_unused(unused: Iterable[str], met: set[str], scope: Scope | None) ->
     met = met | set(counts)
     # A path that no module has is the likelier fault than an op that hides, and the error says both.
     near = _meant(scope.near()) if scope is not None and not scope.matched else ""
-    reasons = [_reason(name, met, counts) for name in unused]
+    reasons = [
+        f"A block inside this one took every call of {name}." if name in taken_inside else _reason(name, met, counts)
+        for name in unused
+    ]
     return UnusedRuleError(
         f"use() has ended, and its {rules} for {names} {'were' if len(unused) > 1 else 'was'} never applied. {' '.join(reasons)}{near} "
         f"{_what_ran(met, counts)} expect=None says that this is all right."
@@ -96,7 +101,10 @@ def _reason(name: str, met: set[str], counts: Mapping[str, int]) -> str:
         places = ", ".join(op if op not in counts else f"{op}, {_calls(counts[op])}" for op in hiding)
         return f"{name} runs inside {places}: give the rule to that op, or call the parts."
     if name in met:
-        return f"{name} was called, but on nothing that requires grad, or under torch.no_grad()."
+        return (
+            f"{name} was called, but on nothing that requires grad, or under torch.no_grad() "
+            f"(as in the forward pass of checkpoint(use_reentrant=True))."
+        )
     return f"{name} was not called."
 
 

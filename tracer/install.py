@@ -17,6 +17,7 @@ import torch.masked
 import torch.multiprocessing
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import CheckpointFunction
 
 from ops_registry.torch_private import (
     AOT_FUNCTION,
@@ -57,7 +58,7 @@ from tracer.backprop.progress import current_autograd_node, current_graph_task_i
 from tracer.changes import Change, LaterChange, redirected
 from tracer.func.handover import TRANSFORMS, functionalize
 from tracer.func.vmapped import flat_vmap
-from tracer.functions.checkpoint import get_inputs, save_inputs
+from tracer.functions.checkpoint import get_inputs, make_frame, run_reentrant, save_inputs
 from tracer.functions.function import apply, apply_in_transform
 from tracer.functions.undefined_grad import TrackedUndefinedGrad
 from tracer.importing import AfterImport
@@ -350,6 +351,18 @@ CHANGES: tuple[Change, ...] = (
             f"aten::{name}" if owner is torch else "",
         )
         for owner, name, before in NUMBER_CONSTRUCTORS
+    ),
+    Change(
+        CheckpointFrame,
+        "__init__",
+        make_frame,
+        "a stretch that runs again in backward would take the rules in force there, and save what they name",
+    ),
+    Change(
+        CheckpointFunction,
+        "forward",
+        staticmethod(run_reentrant),
+        "with use_reentrant=True too, the stretch would run again under the rules in force in backward",
     ),
     # Before torch 2.13 a custom Function saves the inputs of a checkpointed stretch, and there is nothing to change.
     *(

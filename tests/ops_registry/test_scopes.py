@@ -136,6 +136,91 @@ def test_use_refuses_a_rule_that_asks_for_what_the_op_does_not_have() -> None:
         pass
 
 
+def test_one_rule_may_serve_several_functions() -> None:
+    x = leaf(1.0)
+    with ops_registry.use({(torch.tanh, F.relu): ten_times}, expect="all"):
+        y = F.relu(torch.tanh(x))
+    y.backward()
+    assert x.grad.tolist() == [100.0]
+
+
+@pytest.mark.parametrize(
+    "rules", [{torch.relu: ten_times, F.relu: ten_times}, {(torch.exp, torch.Tensor.exp_): ten_times}]
+)
+def test_two_spellings_of_one_op_are_refused(rules) -> None:
+    with pytest.raises(ops_registry.DuplicateRuleError, match="spellings of one op"):
+        ops_registry.use(rules)
+
+
+def test_an_op_and_one_of_its_overloads_are_refused() -> None:
+    with pytest.raises(ops_registry.DuplicateRuleError, match=r"max\.dim"):
+        ops_registry.use({torch.max: ten_times, torch.ops.aten.max.dim: ten_times})
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+@pytest.mark.parametrize("function", [F.silu, F.mish, F.hardswish, F.relu6, F.elu, F.hardtanh, F.threshold])
+def test_use_replaces_an_activation_that_torch_calls_in_python_in_place_too(function, inplace) -> None:
+    x = leaf(0.5)
+    more = (0.1, 0.0) if function is F.threshold else ()
+    with ops_registry.use({function: ten_times}):
+        y = function(x * 1, *more, inplace=inplace)
+    y.backward()
+    assert x.grad.tolist() == [10.0]
+
+
+def test_a_use_is_made_once_and_entered_often() -> None:
+    replaced = ops_registry.use({torch.tanh: ten_times})
+    for _ in range(3):
+        x = leaf(1.0)
+        with replaced:
+            y = x.tanh()
+        y.backward()
+        assert x.grad.tolist() == [10.0]
+
+
+def test_a_use_entered_inside_itself_ends_one_block_at_a_time() -> None:
+    x = leaf(1.0)
+    replaced = ops_registry.use({torch.tanh: lambda grad, default: default(grad) * 0 + 3 * grad})
+    with replaced:
+        with replaced:
+            x.tanh()
+        y = x.tanh()
+    y.backward()
+    assert x.grad.tolist() == [3.0]
+
+
+@pytest.mark.usefixtures("clean_registry")
+def test_a_rule_registered_inside_a_block_holds_there() -> None:
+    x = leaf(1.0)
+    with ops_registry.use({torch.tanh: ten_times}, expect=None):
+        mystery(x)
+        ops_registry.backward(mystery)(lambda grad: grad * 7)
+        y = mystery(x)
+    y.backward()
+    assert x.grad.tolist() == [7.0]
+
+
+def test_a_rule_that_asks_for_site_outside_a_graph_is_told_to_open_one() -> None:
+    with (
+        pytest.raises(ops_registry.SiteError, match=r"with tracer.Graph\(sites=True\)"),
+        ops_registry.use({torch.tanh: lambda grad, site: grad}),
+    ):
+        leaf(1.0).tanh()
+
+
+def test_a_rule_may_ask_for_its_site() -> None:
+    x, seen = leaf(1.0), []
+
+    def noting(grad, site):
+        seen.append((site.op, site.module, site.args))
+        return grad
+
+    with tracer.Graph(), ops_registry.use({torch.tanh: noting}):
+        y = torch.nn.Sequential(torch.nn.Tanh())(x)
+    y.backward()
+    assert seen == [("tanh", "0", ())]
+
+
 def test_a_joint_formula_that_lost_an_input_still_asks_needs_by_every_name() -> None:
     y, x = leaf(3.0), leaf(4.0)
     with ops_registry.use({torch.atan2: {"other": ten_times}}):

@@ -12,7 +12,9 @@ from typing import Any
 
 import torch.utils.checkpoint
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.utils.checkpoint import CheckpointFunction
 
+from ops_registry.scopes import as_now
 from ops_registry.torch_private import CheckpointFrame
 from tracer.errors import UnsupportedError
 from tracer.functions.context import SavedTensor
@@ -47,6 +49,21 @@ _WITH_VMAP = (
 #: torch's own, which ``save_inputs`` and ``get_inputs`` stand in front of. There are none before torch 2.13: a custom Function saves.
 _save_natively: Any = getattr(CheckpointFrame, "save_inputs", None)
 _get_natively: Any = getattr(CheckpointFrame, "get_inputs", None)
+
+
+#: torch's own, which ``make_frame`` and ``run_reentrant`` stand in front of.
+_make_natively: Any = CheckpointFrame.__init__
+_run_natively: Any = CheckpointFunction.forward
+
+
+def make_frame(frame: Any, recompute_fn: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """``_CheckpointFrame.__init__``: the stretch runs again under the rules that held in the forward pass, at its place."""
+    _make_natively(frame, as_now(recompute_fn), *args, **kwargs)
+
+
+def run_reentrant(ctx: Any, run_function: Callable[..., Any], *args: Any) -> Any:
+    """``CheckpointFunction.forward`` (``use_reentrant=True``), the same."""
+    return _run_natively(ctx, as_now(run_function), *args)
 
 
 def save_inputs(frame: Any, *args: Any) -> None:

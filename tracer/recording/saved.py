@@ -41,14 +41,19 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
     if not plan.tensor_positions:
         return values, (), False
     hooks = saved_tensors_hooks(False)
-    if hooks is None and len(values) == 1:
+    if hooks is None and len(plan.tensor_positions) == 1:
         # The most frequent case, without a loop.
-        value = values[0]
+        (position,) = plan.tensor_positions
+        value = values[position]
         kind = type(value)
         if kind is _PLAIN or kind is Tensor:
             alias = plain_alias(value)
+            if len(values) > 1:
+                values = (*values[:position], alias, *values[position + 1 :])
+            else:
+                values = (alias,)
             try:
-                return (alias,), ((alias, value._version),), False
+                return values, ((alias, value._version),), False
             except RuntimeError:
                 raise inference_error(plan.rule.name, value) from None
         if kind in NUMBERS:
