@@ -90,13 +90,13 @@ def train(data: Sets, use: AbstractContextManager[object], epochs: int = EPOCHS)
     return accuracy, {name: (layer.weight - began[name]).abs().mean().item() for name, layer in layers.items()}
 
 
+def straight_through() -> ops_registry.use:
+    return ops_registry.use(packs.straight_through(-1, 1))
+
+
 def main() -> None:
     data = load()
-    runs = {
-        "without": nullcontext(),
-        "straight-through": ops_registry.use(packs.straight_through(-1, 1)),
-    }
-    for name, use in runs.items():
+    for name, use in {"without": nullcontext(), "straight-through": straight_through()}.items():
         accuracy, moved = train(data, use)
         print(f"{name:17} accuracy {accuracy:6.1%}; the weights moved by", end="")
         print(*(f" {distance:.3f} ({layer})" for layer, distance in moved.items()), sep=",")
