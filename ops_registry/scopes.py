@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
@@ -62,18 +63,16 @@ class use:  # used as a statement, as torch.no_grad is
         self._replacements = _by_op(rules)
         self._applied: set[str] = set()
         self._threads = _Entered()
-        outer = active.table
-        layer = self._threads.layers[id(outer)] = _Layer(outer, self._replacements, self._scope)
+        self._layers: weakref.WeakSet[_Layer] = weakref.WeakSet()
+        layer = self._layer(active.table)
         for replacement in self._replacements.values():
             layer.check(replacement)
 
     def __enter__(self) -> use:
-        outer, layers = active.table, self._threads.layers
-        layer = layers.get(id(outer))
+        outer = active.table
+        layer = self._threads.layers.get(id(outer))
         if layer is None or layer.version != changes.version:
-            if len(layers) >= _KEPT_LAYERS:
-                layers.clear()
-            layer = layers[id(outer)] = _Layer(outer, self._replacements, self._scope)
+            layer = self._layer(outer)
         self._applied |= layer.begin()
         self._threads.stack.append(layer)
         active.table = layer
@@ -89,6 +88,19 @@ class use:  # used as a statement, as torch.no_grad is
         unused = [name for name in self._replacements if name not in applied]
         if kind is None and unused and (self._expect == "all" or (self._expect == "any" and not applied)):
             raise explain_unused(unused, layer.ops_met(), layer.taken_inside(), self._scope)
+
+    def _layer(self, outer: Table) -> _Layer:
+        layers = self._threads.layers
+        if len(layers) >= _KEPT_LAYERS:
+            layers.clear()
+        layer = layers[id(outer)] = _Layer(outer, self._replacements, self._scope)
+        self._layers.add(layer)
+        return layer
+
+    def __del__(self) -> None:
+        # A rule and its plans hold each other: without this, what a rule closes over would stay until the garbage collector comes.
+        for layer in list(self.__dict__.get("_layers", ())):
+            layer.forget()
 
     def unused(self) -> list[str]:
         """The ops whose rule no recorded call has taken so far."""
@@ -234,6 +246,16 @@ class _Layer(dict[Callable[..., Any], Spelling]):
             return inside
 
         return outside.choosing(choose)
+
+    def forget(self) -> None:
+        """Let go of the rules made. A checkpointed stretch that still runs under this table makes them anew."""
+        self.clear()
+        for _, _, rule in self._made.values():
+            rule.plans.clear()
+            rule.made.clear()
+            rule.spelled.clear()
+        self._made.clear()
+        self._inner_plans.clear()
 
     def rule_for(self, outside: Rule, replacement: _Replacement) -> Rule:
         """The rule that takes the place of ``outside``, made once."""

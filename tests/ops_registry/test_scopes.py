@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import threading
+import weakref
 
 import pytest
 import torch
@@ -219,6 +221,27 @@ def test_a_rule_may_ask_for_its_site() -> None:
         y = torch.nn.Sequential(torch.nn.Tanh())(x)
     y.backward()
     assert seen == [("tanh", "0", ())]
+
+
+def replaced_step(where, wraps: bool) -> weakref.ref[torch.Tensor]:
+    """One step under a rule that closes over a tensor; a reference to that tensor."""
+    held, x = torch.ones(3), leaf(1.0, 2.0, 3.0)
+    rule = (lambda grad, default: default(grad) * held) if wraps else (lambda grad: grad * held)
+    with ops_registry.use({(torch.max, torch.tanh): rule}, where=where):
+        y = torch.nn.Sequential(torch.nn.Tanh())(x)
+    y.sum().backward()
+    return weakref.ref(held)
+
+
+@pytest.mark.parametrize("where", [None, "", "*"])
+@pytest.mark.parametrize("wraps", [False, True])
+def test_what_a_rule_closes_over_goes_by_reference_counts(where, wraps: bool) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assert replaced_step(where, wraps)() is None
+    finally:
+        gc.enable()
 
 
 def test_a_joint_formula_that_lost_an_input_still_asks_needs_by_every_name() -> None:
