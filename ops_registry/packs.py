@@ -8,12 +8,13 @@ torch.sin: mine}`` adds to it, ``{F.gelu: packs.guided_backprop[torch.relu]}`` g
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 
 from ops_registry.errors import RuleError
+from ops_registry.kinks import CONVENTIONS, rules_at_kinks
 from ops_registry.registry import find
 from ops_registry.signatures import signature_of
 
@@ -142,6 +143,24 @@ def surrogate(slope: float) -> Pack:
         return grad / (slope * input.abs() + 1).square()
 
     return Pack(f"surrogate({slope!r})", {torch.heaviside: {"input": fast_sigmoid}})
+
+
+# ---------------------------------------------------------------------- kinks
+def pinned(convention: Literal["zero", "half", "left", "right"]) -> Pack:
+    """One convention wherever an op has a kink: ``g s`` there, ``own(g)`` elsewhere.
+
+    ``s`` is made of the slopes from the left and from the right: ``"left"``, ``"right"``, ``"half"`` (their mean), or ``"zero"`` (0). At
+    the kink of relu these are 0, 1, 1/2 and 0; of abs -1, 1, 0 and 0. Bertoin, Bolte, Gerchinovitz,
+    Pauwels: Numerical Influence of ReLU'(0) on Backpropagation, 2021, study what hangs on it.
+
+    It holds for relu, relu6, leaky_relu, prelu, elu, selu, hardtanh, hardsigmoid, hardswish, softshrink, threshold (where it is a kink and
+    no jump), abs, l1_loss, and clamp, maximum, minimum, fmax, fmin where two arguments are equal: there the kink is that of their
+    difference, input less the other or less the bound. What picks an element by its index keeps its rule, and so do reductions, in which
+    ties share. Raises ``RuleError`` for another name.
+    """
+    if convention not in CONVENTIONS:
+        raise RuleError(f"packs.pinned({convention!r}): the conventions are {', '.join(CONVENTIONS)}")
+    return Pack(f"pinned({convention!r})", rules_at_kinks(CONVENTIONS[convention]))
 
 
 # ---------------------------------------------------------------------- what passes back to the input of an op

@@ -160,7 +160,7 @@ class _Replacement:
         """``rule`` with the formulas replaced. Raises ``RuleError`` where what they ask for is not there."""
         if is_composed(rule, self.func):
             rule = as_composed(rule, outer)
-            covered: str | tuple[str, ...] = rule.signature.names[0]
+            covered: str | tuple[str, ...] = rule.inputs[0][1]
         else:
             inputs = tuple(name for _, name in rule.inputs) or rule.signature.names[:1]
             covered = inputs[0] if len(inputs) == 1 else inputs

@@ -44,8 +44,10 @@ FLOORS = {
     "ops_registry": (
         ("catalogue",),
         ("__init__",),
+        ("packs",),
+        ("kinks",),
         ("rules",),
-        ("scopes", "packs", "declare"),
+        ("scopes", "declare"),
         ("registry", "unused"),
         ("binding", "composed", "matching"),
         ("rule", "spellings"),

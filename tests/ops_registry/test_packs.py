@@ -273,3 +273,127 @@ def test_packs_are_mappings_that_can_be_put_together() -> None:
         torch.round(torch.relu(x)).sum().backward()
     assert x.grad.tolist() == [1.0, 0.0]
     assert repr(packs.straight_through(-1, 1)) == "ops_registry.packs.straight_through(-1, 1)"
+
+
+# ---------------------------------------------------------------------- kinks
+def one(value):
+    return torch.tensor(value, dtype=torch.float64)
+
+
+#: A function of one number, and the places of its kinks.
+KINKS = {
+    "relu": (torch.relu, [0.0]),
+    "relu in place": (lambda x: (x * 1).relu_(), [0.0]),
+    "relu6": (F.relu6, [0.0, 6.0]),
+    "nn.ReLU6": (torch.nn.ReLU6(), [0.0, 6.0]),
+    "hardtanh": (lambda x: F.hardtanh(x, -2.0, 0.5), [-2.0, 0.5]),
+    "hardsigmoid": (F.hardsigmoid, [-3.0, 3.0]),
+    "hardswish": (F.hardswish, [-3.0, 3.0]),
+    "softshrink": (lambda x: F.softshrink(x, 0.25), [-0.25, 0.25]),
+    "softshrink of nothing": (lambda x: F.softshrink(x, 0.0), [0.0]),
+    "leaky_relu": (lambda x: F.leaky_relu(x, 0.2), [0.0]),
+    "leaky_relu in place": (lambda x: F.leaky_relu_(x * 1, 0.2), [0.0]),
+    "prelu": (lambda x: F.prelu(x, one([0.3])), [0.0]),
+    "elu": (lambda x: F.elu(x, 0.4), [0.0]),
+    "selu": (F.selu, [0.0]),
+    "threshold": (lambda x: F.threshold(x, 1.0, 1.0), [1.0]),
+    "abs": (torch.abs, [0.0]),
+    "abs by dunder": (abs, [0.0]),
+    "l1_loss": (lambda x: F.l1_loss(x, one([2.0])), [2.0]),
+    "clamp": (lambda x: x.clamp(-1.0, 0.5), [-1.0, 0.5]),
+    "clip": (lambda x: x.clip(max=0.5), [0.5]),
+    "clamp between tensors": (lambda x: x.clamp(one([-1.0]), one([0.5])), [-1.0, 0.5]),
+    "clamp_min": (lambda x: x.clamp_min(0.5), [0.5]),
+    "clamp_max": (lambda x: torch.clamp_max(x, 0.5), [0.5]),
+    "maximum": (lambda x: torch.maximum(x, one([0.5])), [0.5]),
+    "max": (lambda x: torch.max(x, one([0.5])), [0.5]),
+    "fmax": (lambda x: torch.fmax(x, one([0.5])), [0.5]),
+    "minimum": (lambda x: torch.minimum(x, one([0.5])), [0.5]),
+    "fmin": (lambda x: torch.fmin(x, one([0.5])), [0.5]),
+}
+CONVENTIONS = {
+    "zero": lambda left, right: 0.0,
+    "half": lambda left, right: (left + right) / 2,
+    "left": lambda left, right: left,
+    "right": lambda left, right: right,
+}
+
+
+def one_sided_slopes(function, place, step=1e-7):
+    """By differences, in plain torch."""
+    low, middle, high = (function(one([place + d])).sum().item() for d in (-step, 0.0, step))
+    return (middle - low) / step, (high - middle) / step
+
+
+@pytest.mark.parametrize("name", CONVENTIONS)
+@pytest.mark.parametrize(("function", "places"), KINKS.values(), ids=KINKS)
+def test_the_slope_at_a_kink_is_the_one_that_was_named(function, places, name) -> None:
+    for place in places:
+        x = leaf(place)
+        with use(packs.pinned(name)):
+            y = function(x)
+        y.sum().backward()
+        left, right = one_sided_slopes(function, place)
+        smooth = abs(left - right) < 1e-5
+        assert x.grad.item() == pytest.approx(left if smooth else CONVENTIONS[name](left, right), abs=1e-6)
+
+
+@pytest.mark.parametrize(("function", "places"), KINKS.values(), ids=KINKS)
+def test_elsewhere_a_pinned_op_keeps_its_own_slope(function, places) -> None:
+    at = sorted({p + d for p in places for d in (-0.1, 0.1)})
+    for place in at:
+        x, twin = leaf(place), leaf(place)
+        with use(packs.pinned("right"), expect=None):
+            function(x).sum().backward()
+        function(twin).sum().backward()
+        assert torch.equal(x.grad, twin.grad)
+
+
+@pytest.mark.parametrize(
+    ("function", "left", "right"),
+    [
+        (torch.maximum, (0.0, 1.0), (1.0, 0.0)),
+        (torch.minimum, (1.0, 0.0), (0.0, 1.0)),
+        (lambda x, y: x.clamp(min=y), (0.0, 1.0), (1.0, 0.0)),
+        (lambda x, y: x.clamp(one([-9.0]), y), (1.0, 0.0), (0.0, 1.0)),
+        (torch.clamp_max, (1.0, 0.0), (0.0, 1.0)),
+        (F.l1_loss, (-1.0, 1.0), (1.0, -1.0)),
+    ],
+    ids=["maximum", "minimum", "lower bound", "upper bound", "clamp_max", "l1_loss"],
+)
+def test_of_two_equal_arguments_one_convention_serves_both(function, left, right) -> None:
+    middle = tuple((a + b) / 2 for a, b in zip(left, right, strict=True))
+    for name, expected in {"left": left, "right": right, "half": middle, "zero": (0.0, 0.0)}.items():
+        x, y = leaf(2.0), leaf(2.0)
+        with use(packs.pinned(name)):
+            function(x, y).sum().backward()
+        assert (x.grad.item(), y.grad.item()) == expected
+
+
+def test_an_infinite_gradient_is_stopped_by_a_pinned_zero() -> None:
+    x = leaf(0.0, 1.0)
+    with use(packs.pinned("zero")):
+        y = torch.relu(x)
+    y.backward(torch.tensor([float("inf"), 2.0], dtype=torch.float64))
+    assert x.grad.tolist() == [0.0, 2.0]
+
+
+def test_the_slope_of_prelu_at_zero_is_that_of_its_channel() -> None:
+    x = tracer.track(torch.zeros(2, 3, 2, dtype=torch.float64), True)
+    weight = tracer.track(one([0.1, 0.2, 0.3]), True)
+    with use(packs.pinned("left")):
+        F.prelu(x, weight).sum().backward()
+    assert x.grad[1, :, 0].tolist() == pytest.approx([0.1, 0.2, 0.3])
+    assert weight.grad.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_complex_abs_has_no_left_or_right() -> None:
+    z = tracer.track(torch.tensor([0j, 3 + 4j], dtype=torch.complex128), True)
+    with use(packs.pinned("right")):
+        z.abs().sum().backward()
+    torch.testing.assert_close(z.grad, torch.tensor([0j, 0.6 + 0.8j], dtype=torch.complex128))
+
+
+def test_a_convention_that_nobody_knows_is_refused() -> None:
+    with pytest.raises(RuleError, match="zero, half, left, right"):
+        packs.pinned("one")

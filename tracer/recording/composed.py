@@ -40,7 +40,7 @@ class Body:
     """What the body of one call recorded, from its arguments to its results."""
 
     def __init__(self, arguments: tuple[Any, ...], result: Any) -> None:
-        #: By name in the rule: the alias of a tensor, a list of them, or None where no gradient is wanted.
+        #: In the order of the rule's inputs: the alias of a tensor, a list of them, or None where no gradient is wanted.
         self.arguments = arguments
         self.results = tensors_in(result)
 
@@ -78,7 +78,7 @@ def record_composed(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         if mask:
             _refuse_write(spelling, bound)
             if BODY in rule.plan(mask).saved_names:
-                return _record_with_body(rule, mask, parents, func, args, kwargs, bound)
+                return _record_with_body(spelling, mask, parents, func, args, kwargs, bound)
     return record(spelling, func, args, kwargs)
 
 
@@ -92,7 +92,7 @@ def _refuse_write(spelling: Spelling, bound: tuple[Any, ...]) -> None:
 
 
 def _record_with_body(
-    rule: Rule,
+    spelling: Spelling,
     mask: int,
     parents: tuple[Any, ...],
     func: Callable[..., Any],
@@ -100,9 +100,10 @@ def _record_with_body(
     kwargs: dict[str, Any],
     bound: tuple[Any, ...],
 ) -> Any:
-    aliases: dict[int, torch.Tensor] = {}
+    rule = spelling.rule
     with DisableTorchFunctionSubclass():
-        args, kwargs, inner = (_with_aliases(nest, aliases) for nest in (args, kwargs, bound))
+        args, kwargs = _with_aliases(args), _with_aliases(kwargs)
+        inner = spelling.bind(args, kwargs)
     outer, active.table = active.table, rule.composed  # type: ignore[assignment]
     try:
         recorded = func(*args, **kwargs)
@@ -110,22 +111,26 @@ def _record_with_body(
         active.table = outer
     with DisableTorchFunctionSubclass():
         result = _plain(recorded)
-        return save_and_mark(rule, mask, parents, bound, result, {BODY: Body(inner, recorded)})
+        return save_and_mark(rule, mask, parents, bound, result, {BODY: Body(_differentiable(rule, inner), recorded)})
 
 
-def _with_aliases(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
-    """A nest of arguments with tracked aliases in place of the tensors that want a gradient, one for each."""
+def _differentiable(rule: Rule, bound: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of the arguments, those that the rule has gradients for."""
+    return tuple([bound[position] for position in rule.positions])
+
+
+def _with_aliases(nest: Any) -> Any:
+    """A nest of arguments with a tracked alias in each place of a tensor that wants a gradient.
+
+    Places, not tensors: what one tensor receives as query is not what it receives as key.
+    """
     if isinstance(nest, torch.Tensor):
         node = any_node(nest)
-        if node is None:
-            return nest
-        if id(nest) not in aliases:
-            aliases[id(nest)] = tracked_alias(plain_alias(nest), Argument(nest, node))
-        return aliases[id(nest)]
+        return nest if node is None else tracked_alias(plain_alias(nest), Argument(nest, node))
     if isinstance(nest, dict):
-        return {name: _with_aliases(value, aliases) for name, value in nest.items()}
+        return {name: _with_aliases(value) for name, value in nest.items()}
     if type(nest) in (tuple, list):
-        return type(nest)([_with_aliases(value, aliases) for value in nest])
+        return type(nest)([_with_aliases(value) for value in nest])
     return nest
 
 
