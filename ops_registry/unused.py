@@ -54,6 +54,11 @@ HIDDEN_IN: dict[str, tuple[str, ...]] = {
     "softplus": ("exp", "log1p", "log"),
 }
 
+#: Ops that say nothing of what is composed of them.
+COMMON = frozenset(
+    {"add", "sub", "mul", "div", "sum", "mean", "pow", "square", "matmul", "mm", "bmm", "linear", "addmm", "dropout"}
+)
+
 
 def no_census() -> dict[str, int]:
     """Where no graph is open, nobody has counted."""
@@ -105,6 +110,9 @@ def _reason(name: str, met: set[str], counts: Mapping[str, int]) -> str:
             f"{name} was called, but on nothing that requires grad, or under torch.no_grad() "
             f"(as in the forward pass of checkpoint(use_reentrant=True))."
         )
+    parts = [part for part in HIDDEN_IN.get(name, ()) if part in met and part not in COMMON]
+    if parts:
+        return f"{name} was not called. It can be composed of other ops, and {', '.join(parts)} was called: a model may do so itself."
     return f"{name} was not called."
 
 
