@@ -119,8 +119,8 @@ def _reason(name: str, met: set[str], counts: Mapping[str, int]) -> str:
 def _what_ran(met: set[str], counts: Mapping[str, int]) -> str:
     if not met:
         return (
-            "No op with a rule was called on a tracked tensor at all: a rule holds for the calls made inside the block, so the forward pass "
-            "belongs there (backward may come later), and its model (nn.track) or its input (tracer.tensor) has to be tracked."
+            "No op with a rule was called on a tracked tensor at all: a rule holds for the calls made inside the block, so the forward "
+            "pass belongs there (backward may come later), and its model (nn.track) or its input (tracer.tensor) has to be tracked."
         )
     if counts:
         ops = sorted(counts, key=lambda op: -counts[op])
