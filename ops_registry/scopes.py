@@ -111,7 +111,7 @@ class use:  # used as a statement, as torch.no_grad is
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be run later under the rules in force now, as if it was called here: a stretch of the forward that runs again."""
     table, site = active.table, find_site("", 2)
-    if table is not TABLE and not isinstance(table, _Layer):
+    if table is not TABLE and not replaced():
         return function  # a transform that watches for tracked tensors, and has found none
 
     @functools.wraps(function)
@@ -123,6 +123,22 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
             active.table = outer
 
     return run
+
+
+def replaced() -> bool:
+    """Whether this thread is in a ``use`` block."""
+    return isinstance(active.table, _Layer)
+
+
+def run_unreplaced(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function`` under the rules outside of every ``use`` block: it may run again what was called there."""
+    if not replaced():
+        return function(*args)
+    outer, active.table = active.table, TABLE
+    try:
+        return function(*args)
+    finally:
+        active.table = outer
 
 
 #: Layers that one ``use`` keeps for the tables around it: a block in a loop finds the same table again.
