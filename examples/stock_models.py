@@ -2,13 +2,14 @@
 
     pip install -c constraints.txt -e ".[examples]"
 
-Nothing is downloaded. The transformers are small, the ResNet is the real ResNet-18.
+Nothing is downloaded. The transformers are small, the ResNet is the real ResNet-18. ``options`` go to a network's configuration.
 """
 
 from __future__ import annotations
 
 import importlib
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -49,19 +50,19 @@ def vit(seed: int = 0) -> torch.nn.Module:
     ).eval()
 
 
-def bert(seed: int = 0) -> torch.nn.Module:
+def bert(seed: int = 0, **options: Any) -> torch.nn.Module:
     """transformers' BERT, two blocks: token numbers below 100, ``(N, T)``, to hidden states."""
     torch.manual_seed(seed)
     config = BertConfig(
-        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64
+        vocab_size=100, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64, **options
     )
     return BertModel(config).eval()
 
 
-def gpt2(seed: int = 0) -> torch.nn.Module:
+def gpt2(seed: int = 0, **options: Any) -> torch.nn.Module:
     """transformers' GPT-2, two blocks: token numbers below 100, ``(N, T)``, to the scores of the next one."""
     torch.manual_seed(seed)
     config = GPT2Config(
-        vocab_size=100, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None
+        vocab_size=100, n_positions=32, n_embd=32, n_layer=2, n_head=2, bos_token_id=None, eos_token_id=None, **options
     )
     return GPT2LMHeadModel(config).eval()

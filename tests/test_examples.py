@@ -149,9 +149,7 @@ def test_the_pictures_are_written(
 
 
 @pytest.mark.slow
-def test_the_quantised_network_learns_in_its_quantised_layers_by_the_straight_through_rule_alone(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_quantised_network_learns_in_its_quantised_layers_by_the_straight_through_rule_alone() -> None:
     example = load_example("quantised_network")
     data = example.load()
     accuracy, moved = example.train(data, nullcontext(), epochs=2)
@@ -168,3 +166,17 @@ def test_gradient_reversal_confuses_the_domain_classifier_and_helps_the_target()
     assert alone.source > 0.99 and reversed_.source > 0.99
     assert alone.domain > 0.95 and reversed_.domain < 0.65
     assert alone.target < 0.4 and reversed_.target > 0.7
+
+
+@pytest.mark.slow
+def test_a_rule_that_misses_the_activation_of_a_stock_network_is_reported() -> None:
+    example = load_example("which_activation")
+    composed = example.complaint(example.gpt2(), example.TOKENS, {F.gelu: example.halved})
+    assert "gelu was not called" in composed and "tanh was called" in composed and "tanh x2" in composed
+    hidden = "softmax runs inside scaled_dot_product_attention, 2 calls"
+    for model, argument in ((example.bert(), example.TOKENS), (example.vit(), example.IMAGE)):
+        assert hidden in example.complaint(model, argument, {torch.softmax: example.halved})
+        assert not example.complaint(model, argument, {F.scaled_dot_product_attention: example.halved_in_attention})
+    assert not example.complaint(example.one_gelu(), example.TOKENS, {F.gelu: example.halved})
+    assert example.moved(example.gpt2(), {torch.tanh: example.halved}) < 0.05
+    assert example.moved(example.one_gelu(), {F.gelu: example.halved}) > 0.1
