@@ -45,9 +45,11 @@ def resnet18(seed: int = 0) -> torch.nn.Module:
 def vit(seed: int = 0) -> torch.nn.Module:
     """torchvision's vision transformer, two blocks: images ``(N, 3, 32, 32)`` to 10 scores."""
     torch.manual_seed(seed)
-    return torchvision.models.VisionTransformer(
+    network = torchvision.models.VisionTransformer(
         image_size=32, patch_size=8, num_layers=2, num_heads=2, hidden_dim=32, mlp_dim=64, num_classes=10
-    ).eval()
+    )
+    torch.nn.init.xavier_uniform_(network.heads.head.weight)  # it begins with zeros, and nothing would come back
+    return network.eval()
 
 
 def bert(seed: int = 0, **options: Any) -> torch.nn.Module:

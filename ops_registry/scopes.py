@@ -18,7 +18,7 @@ from ops_registry.matching import Scope, Where, bound_arguments
 from ops_registry.registry import RULES, TABLE, active, changes, extend, find, op_name
 from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
-from ops_registry.sites import find_site, run_as_at
+from ops_registry.sites import find_site, open_graphs, run_as_at
 from ops_registry.spellings import spellings
 from ops_registry.unused import explain_unused
 
@@ -110,17 +110,18 @@ class use:  # used as a statement, as torch.no_grad is
 
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be run later under the rules in force now, as if it was called here: a stretch of the forward that runs again."""
-    table, site = active.table, find_site("", 2)
+    table, site, graphs = active.table, find_site("", 2), open_graphs.count
     if table is not TABLE and not replaced():
         return function  # a transform that watches for tracked tensors, and has found none
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         outer, active.table = active.table, table
+        open_now, open_graphs.count = open_graphs.count, graphs  # a rule that names site was given one, and is again
         try:
             return run_as_at(site, function, args, kwargs)
         finally:
-            active.table = outer
+            active.table, open_graphs.count = outer, open_now
 
     return run
 
