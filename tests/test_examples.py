@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from PIL import Image
 
 import nn
 import tracer
@@ -144,6 +143,8 @@ def test_the_pictures_are_written(
     monkeypatch.setattr("sys.argv", ["guided_backpropagation.py", "--pictures", str(file)])
     guided_backpropagation.main()
     assert capsys.readouterr().out.count("equal to the last bit") == 4
+    from PIL import Image
+
     with Image.open(file) as written:
         assert written.format == "PNG" and written.width > 5 * written.height * 0.9
 
