@@ -131,6 +131,17 @@ def replaced() -> bool:
     return isinstance(active.table, _Layer)
 
 
+def replaced_here(ops: frozenset[str]) -> str | None:
+    """One of ``ops`` that a ``use`` block has a rule for where this thread is now; a predicate is taken to say so."""
+    layer = active.table
+    while isinstance(layer, _Layer):
+        for name, replacement in layer._replacements.items():
+            if any(map(replacement.covers, ops)) and (layer._scope is None or layer._scope.holds_at(name)):
+                return name
+        layer = layer.outer
+    return None
+
+
 def run_unreplaced(function: Callable[..., Any], *args: Any) -> Any:
     """Call ``function`` under the rules outside of every ``use`` block: it may run again what was called there."""
     if not replaced():
