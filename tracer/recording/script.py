@@ -101,9 +101,8 @@ def ops_in(compiled: Any) -> frozenset[str]:
     """The ops with a rule that compiled code runs."""
     found = _ops.get(compiled)
     if found is None:
-        called = (
-            TABLE.get(getattr(torch.ops.aten, name, None)) for name in set(_CALLED.findall(str(compiled.inlined_graph)))
-        )
+        names = set(_CALLED.findall(str(compiled.inlined_graph)))
+        called = [TABLE.get(getattr(torch.ops.aten, name)) for name in names if hasattr(torch.ops.aten, name)]
         found = _ops[compiled] = frozenset(spelling.rule.name for spelling in called if spelling is not None)
     return found
 
