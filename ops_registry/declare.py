@@ -51,15 +51,18 @@ def self_adjoint(*kernels: Callable[..., Any], wrt: str) -> None:
         _register(_adjoint_formula(kernel, wrt), (kernel,), wrt)
 
 
-def no_gradient(func: Callable[..., Any], *more: Callable[..., Any]) -> None:
-    """Declare that nothing ever flows back through the results of these functions (comparisons, ``argmax``, ``zeros_like``)."""
+def no_gradient(func: Callable[..., Any], *more: Callable[..., Any], reads_values: bool = True) -> None:
+    """Declare that nothing ever flows back through the results of these functions (comparisons, ``argmax``, ``zeros_like``).
+
+    ``reads_values=False``: they look at no value (``size``, ``zeros_like``), so that a call of theirs ends no history.
+    """
     declared_at = _caller()
     for function in (func, *more):
         name, signature = op_name(function), signature_of(function)
         with lock:
             if name in RULES:
                 raise DuplicateRuleError(f"{name} already has a rule, written at {RULES[name].location}")
-            rule = Rule(name, signature, no_gradient=True, declared_at=declared_at)
+            rule = Rule(name, signature, no_gradient=True, reads_values=reads_values, declared_at=declared_at)
             if signature.names:
                 # Written in place (x.eq_(3)), such a result stands in a tensor that has a history: it goes on with a gradient of zero.
                 zero = _zero_formula()

@@ -119,6 +119,8 @@ class Rule:
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
+    #: Such an op reads the values, and not only what the tensor is like.
+    reads_values: bool = True
     #: ``file:line`` where that was declared.
     declared_at: str = ""
     #: Set for ops that are defined by other ops: runs them with interception on.

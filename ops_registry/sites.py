@@ -23,10 +23,12 @@ _MODULE_CALL = torch.nn.Module.__call__.__code__
 #: Never the user's line: torch, glassgrad, and what the standard library runs on somebody's behalf.
 _NOT_THE_USERS = frozenset({"ops_registry", "tracer", "nn", "torch", "contextlib", "copy", "functools"})
 
-#: Whether a code object is the user's, by its id: the hash of a code object reads all of its contents. ``_held`` keeps each alive, so
-#: that no id comes to stand for another.
-_is_users: dict[int, bool] = {}
-_held: list[CodeType] = []
+#: Whose a code object is.
+_NOBODYS, _USERS, _MODULES, _AGAIN = 0, 1, 2, 3
+#: That by the code object's id: the hash of a code object reads all of its contents. ``_held`` keeps each alive, so that no id comes to
+#: stand for another.
+_whose: dict[int, int] = {id(_MODULE_CALL): _MODULES}
+_held: list[CodeType] = [_MODULE_CALL]
 
 #: The paths of each named module, by its id; more than one where the model holds it in several places.
 _paths: dict[int, tuple[str, ...]] = {}
@@ -125,6 +127,7 @@ def run_as_at(site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str
 
 
 _RUN_AS_AT = run_as_at.__code__
+_whose[id(_RUN_AS_AT)] = _AGAIN
 
 
 def _paths_from(frame: FrameType) -> tuple[str, ...]:
@@ -166,8 +169,8 @@ def find_line(depth: int) -> tuple[CodeType | None, int]:
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
         code = frame.f_code
-        users = _is_users.get(id(code))
-        if _looked_at(frame) if users is None else users:
+        whose = _whose.get(id(code))
+        if (_whose_is(frame) if whose is None else whose) == _USERS:
             return code, frame.f_lasti
         if code is _RUN_AS_AT:
             site = frame.f_locals["site"]
@@ -177,32 +180,40 @@ def find_line(depth: int) -> tuple[CodeType | None, int]:
 
 
 def find_site(op: str, depth: int, args: tuple[Any, ...] = ()) -> Site:
-    """The site of the call that is being recorded, seen from ``depth`` frames up: one walk for line and module."""
+    """The site of the call that is being recorded, seen from ``depth`` frames up."""
+    return Site(op, *find_place(depth + 1), args)
+
+
+def find_place(depth: int) -> tuple[tuple[str, ...], CodeType | None, int]:
+    """What a ``Site`` is made of, seen from ``depth`` frames up: paths of the module, the user's code, instruction; one walk for all."""
     frame: FrameType | None = sys._getframe(depth)
+    whose_is = _whose
     found: CodeType | None = None
     at = 0
     paths: tuple[str, ...] | None = None
     while frame is not None:
         code = frame.f_code
-        if code is _MODULE_CALL:
-            if paths is None:
+        try:
+            whose = whose_is[id(code)]
+        except KeyError:
+            whose = _whose_is(frame)
+        if whose:  # most frames are nobody's
+            if whose == _USERS:
+                if found is None:
+                    found, at = code, frame.f_lasti
+                    if paths is not None:
+                        break
+            elif whose == _AGAIN:
+                site = frame.f_locals["site"]
+                if found is None:
+                    found, at = site._code, site._at
+                return paths or site.modules, found, at
+            elif paths is None:
                 paths = _paths_from(frame)
                 if found is not None:
                     break
-        elif code is _RUN_AS_AT:
-            site = frame.f_locals["site"]
-            if found is None:
-                found, at = site._code, site._at
-            paths = paths or site.modules
-            break
-        elif found is None:
-            users = _is_users.get(id(code))
-            if _looked_at(frame) if users is None else users:
-                found, at = code, frame.f_lasti
-                if paths is not None:
-                    break
         frame = frame.f_back
-    return Site(op, paths or NO_MODULE, found, at, args)
+    return paths or NO_MODULE, found, at
 
 
 class _OpenGraphs(threading.local):
@@ -227,16 +238,16 @@ def site_for_rule(op: str) -> Site:
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and glassgrad."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not _looked_at(frame):
+    while frame is not None and _whose_is(frame) != _USERS:
         frame = frame.f_back
     return frame
 
 
-def _looked_at(frame: FrameType) -> bool:
+def _whose_is(frame: FrameType) -> int:
     code = frame.f_code
-    users = _is_users.get(id(code))
-    if users is None:
+    whose = _whose.get(id(code))
+    if whose is None:
         _held.append(code)
         package = frame.f_globals.get("__name__", "torch").partition(".")[0]  # without a name: generated code
-        users = _is_users[id(code)] = package not in _NOT_THE_USERS
-    return users
+        whose = _whose[id(code)] = _NOBODYS if package in _NOT_THE_USERS else _USERS
+    return whose

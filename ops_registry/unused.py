@@ -91,7 +91,7 @@ def explain_unused(
     # A path that no module has is the likelier fault than an op that hides, and the error says both.
     near = _meant(scope.near()) if scope is not None and not scope.matched else ""
     reasons = [
-        f"A block inside this one took every call of {name}." if name in taken_inside else _reason(name, met, counts)
+        f"A block inside this one took every call of {name}." if name in taken_inside else why_unused(name, met, counts)
         for name in unused
     ]
     return UnusedRuleError(
@@ -100,7 +100,8 @@ def explain_unused(
     )
 
 
-def _reason(name: str, met: set[str], counts: Mapping[str, int]) -> str:
+def why_unused(name: str, met: set[str], counts: Mapping[str, int]) -> str:
+    """Why no rule for ``name`` was applied where the ops ``met`` were called, so often as ``counts`` says where somebody counted."""
     hiding = [op for op, parts in HIDDEN_IN.items() if name in parts and op in met]
     if hiding:
         places = ", ".join(op if op not in counts else f"{op}, {_calls(counts[op])}" for op in hiding)

@@ -31,6 +31,7 @@ FLOORS = {
     "tracer": (
         ("__init__",),
         ("checks",),
+        ("reports",),
         ("install",),
         ("func",),
         ("backprop",),
@@ -39,6 +40,7 @@ FLOORS = {
         ("anomaly",),
         ("graph",),
         ("tracked_tensor", "naming"),
+        ("notes",),
         ("node", "errors", "importing", "changes"),
     ),
     "ops_registry": (

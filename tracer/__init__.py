@@ -16,6 +16,7 @@ from tracer.errors import (
     MissingRuleError,
     NoHistoryError,
     NotInBackwardError,
+    NotNotedError,
     OutArgumentError,
     OverwrittenError,
     SavedTensorHookError,
@@ -28,15 +29,23 @@ from tracer.functions.checkpoint import checkpoint, checkpoint_sequential, save_
 from tracer.functions.function import Function
 from tracer.graph import Graph, GraphNode, OpCount, graph_of
 from tracer.install import install as _install
+from tracer.notes.calls import Call
+from tracer.notes.cuts import Cut
 from tracer.recording.fallback import fallback
 from tracer.tracked_tensor import Tensor, tensor, track
 
 if TYPE_CHECKING:
     from tracer.checks.gradcheck import gradcheck, gradgradcheck
     from tracer.checks.rules.check import check_rule
+    from tracer.reports.audit import audit
+    from tracer.reports.conservation import conservation
+    from tracer.reports.contributions import contributions
+    from tracer.reports.steps import steps
 
 __all__ = [
     "AnomalyError",
+    "Call",
+    "Cut",
     "FreedGraphError",
     "Function",
     "FunctionError",
@@ -49,6 +58,7 @@ __all__ = [
     "MissingRuleError",
     "NoHistoryError",
     "NotInBackwardError",
+    "NotNotedError",
     "OpCount",
     "OutArgumentError",
     "OverwrittenError",
@@ -58,10 +68,13 @@ __all__ = [
     "TransformError",
     "UnsupportedError",
     "UnusedInputError",
+    "audit",
     "backward",
     "check_rule",
     "checkpoint",
     "checkpoint_sequential",
+    "conservation",
+    "contributions",
     "fallback",
     "func",
     "grad",
@@ -70,6 +83,7 @@ __all__ = [
     "graph_of",
     "save_on_cpu",
     "saved_tensors_hooks",
+    "steps",
     "tensor",
     "track",
 ]
@@ -77,14 +91,18 @@ __all__ = [
 _install()
 
 #: Loaded when they are asked for: who only computes gradients needs none of it.
-_CHECKS = {
+_ON_DEMAND = {
+    "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
+    "conservation": "tracer.reports.conservation",
+    "contributions": "tracer.reports.contributions",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
+    "steps": "tracer.reports.steps",
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _CHECKS:
-        return getattr(importlib.import_module(_CHECKS[name]), name)
+    if name in _ON_DEMAND:
+        return getattr(importlib.import_module(_ON_DEMAND[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

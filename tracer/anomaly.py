@@ -41,7 +41,7 @@ visited = _Visited()
 class StackRecorder:
     """Notes the user's stack on every new node."""
 
-    def note(self, node: Node) -> None:
+    def note(self, node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> None:
         """Note where the call of ``node`` is made."""
         frame = user_frame()
         stack = "" if frame is None else "".join(traceback.format_stack(frame))

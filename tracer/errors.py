@@ -65,6 +65,10 @@ class NotInBackwardError(GlassgradError):
     """Something was asked that has an answer inside a backward pass only."""
 
 
+class NotNotedError(GlassgradError):
+    """A graph was asked about what it does not note: open it with the option that the message names."""
+
+
 class SavedTensorHookError(GlassgradError):
     """A hook that packs or unpacks what is saved for backward broke the rules for it."""
 

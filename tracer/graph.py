@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
@@ -13,12 +13,16 @@ from typing import Any
 import rustworkx as rx
 import torch
 
-from ops_registry.sites import open_graphs
+from ops_registry.sites import Site, open_graphs
 from ops_registry.torch_private import storage_key
 from ops_registry.unused import census
-from tracer.errors import NoHistoryError
-from tracer.naming import user_line
-from tracer.node import Bridge, Leaf, Node, Output, flat, parts_of
+from tracer.errors import NoHistoryError, NotNotedError
+from tracer.naming import describe_node
+from tracer.node import Bridge, CallNode, Leaf, Node, Output, flat, parts_of
+from tracer.notes.calls import Call, CallNotes
+from tracer.notes.cuts import Cut, CutNotes, asked, noting
+from tracer.notes.finite import FiniteNotes
+from tracer.notes.values import Values
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,8 @@ class GraphNode:
     dtype: torch.dtype | None
     kept_bytes: int
     kept: tuple[str, ...]
-    line: str | None
+    #: Where the call was made, if a graph with sites was open.
+    site: Site | None
 
 
 @dataclass(frozen=True)
@@ -48,38 +53,58 @@ class Graph:
 
     Outside of any, a call notes nothing: its node hangs on its result, and ``graph_of`` finds it from there. The graph does not own its
     nodes: they belong to the tensors they led to, and go with them. What the graph shows is what is alive at that moment.
+
+    ``sites``: note where each call was made, the user's line and the module's path, and every place where a history ended. Errors then
+    name them; ``calls()`` and ``cuts()`` show them, of calls that are gone too. ``finite``: note also whether each result is finite; this
+    is read when ``calls()`` is asked, so that no call waits for a device. None of these keeps a tensor of the user's alive, and a graph
+    that stays open over a training loop stays small: notes are kept of all calls that are alive, and of the latest that are gone, 4096 or
+    twice as many as were ever alive at once, whichever is more (for a while up to twice as many notes), and of the latest 4096 cuts.
+
+    ``values``: keep every argument and every result of each recorded call as long as the call is alive, for ``values_of`` and
+    ``tracer.replay``. What an in-place op writes to is copied for it.
     """
 
-    def __init__(self, *, record_lines: bool = False) -> None:
-        #: Note the user's source line of every call: errors and the digraph then name it. Costs about a microsecond a call.
-        self.record_lines = record_lines
+    def __init__(self, *, sites: bool = False, finite: bool = False, values: bool = False) -> None:
+        self._calls = CallNotes() if sites or finite else None
+        self._cuts = CutNotes() if sites or finite else None
+        self._finite = FiniteNotes() if finite else None
+        #: Whether arguments and results are kept.
+        self.keeps_values = values
         self._nodes: list[weakref.ref[Node]] = []
         self._limit = 4096
-        self._outer: list[Graph | None] = []
+        self._outer: list[tuple[Any, CutNotes | None]] = []
 
     def __enter__(self) -> Graph:
-        self._outer.append(current.__dict__.get("graph"))
+        self._outer.append((current.__dict__.get("graph"), noting.cuts))
         current.graph = self
         open_graphs.count += 1
+        noting.cuts = self._cuts
+        asked.graphs += self._cuts is not None
         return self
 
     def __exit__(self, *exc: object) -> None:
-        outer = self._outer.pop()
+        outer, noting.cuts = self._outer.pop()
         open_graphs.count -= 1
+        asked.graphs -= self._cuts is not None
         if outer is None:
             del current.graph  # what is left is the default of all threads
         else:
             current.graph = outer
 
-    def note(self, node: Node) -> None:
-        """Enter a node that was just recorded.
+    def note(self, node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> None:
+        """Enter a node that was just recorded, by a call that gave ``result`` for the arguments ``bound``, where it is one of a rule.
 
         References to nodes that are gone are dropped once there may be many. The limit doubles with what is alive, so that each node is
         looked at a constant number of times on average.
         """
-        if self.record_lines:
-            node.extra().line = user_line()
-        for recorder in (_Current.graph, self._outer[-1]):  # anomaly mode; a level of torch.vmap around this graph
+        if self._calls is not None and self._calls.note(node):
+            self._drop_notes(node)
+        if self._finite is not None:
+            self._finite.note(node.serial, result)
+        if self.keeps_values and bound is not None and isinstance(node, CallNode):
+            node.values = Values(node.plan.rule, bound)
+            node.values.keep_result(result)
+        for recorder in (_Current.graph, self._outer[-1][0]):  # anomaly mode; a level of torch.vmap around this graph
             if recorder is not None and not isinstance(recorder, Graph):
                 recorder.note(node)
         nodes = self._nodes
@@ -87,6 +112,12 @@ class Graph:
         if len(nodes) > self._limit:
             nodes[:] = [reference for reference in nodes if reference() is not None]
             self._limit = max(4096, 2 * len(nodes))
+
+    def _drop_notes(self, newest: Node) -> None:
+        assert self._calls is not None
+        self._calls.drop({node.serial for node in self.nodes()} | {newest.serial})
+        if self._finite is not None:
+            self._finite.drop(self._calls)
 
     def nodes(self) -> list[Node]:
         """The live nodes recorded here, in the order in which they were recorded, leaves and results not counted."""
@@ -99,6 +130,46 @@ class Graph:
 
     def __iter__(self) -> Iterator[Node]:
         return iter(self.nodes())
+
+    def calls(self) -> list[Call]:
+        """Every call recorded here, oldest first, those that are gone too, up to the bound that the class states.
+
+        Raises ``NotNotedError`` for a graph without ``sites``.
+        """
+        if self._calls is None:
+            raise _without_sites("calls")
+        if self._finite is not None:
+            self._finite.read()
+        return self._calls.calls({node.serial for node in self.nodes()}, self._finite)
+
+    def cuts(self) -> list[Cut]:
+        """Every place where a history ended while the graph was open, oldest first; one that came again stands where it came last.
+
+        Raises ``NotNotedError`` for a graph without ``sites``.
+        """
+        if self._cuts is None:
+            raise _without_sites("cuts")
+        return self._cuts.cuts()
+
+    def values_of(self, node: Node) -> Mapping[str, Any]:
+        """The arguments of a call, by the names that its rule has for them, and what it returned, as ``"result"``.
+
+        They are plain tensors. Reading one that was written to in place since raises ``OverwrittenError``. Raises ``NotNotedError`` where
+        none were kept: without ``values``, for a call under a rule of no op (a custom Function) or inside ``torch.vmap``, and after
+        ``remove``.
+        """
+        call = node.parents[0] if isinstance(node, Output) and node.parents else node
+        values: Values | None = call.values
+        if values is None:
+            raise NotNotedError(
+                f"values_of() was asked of {describe_node(call)}, whose arguments and result were not kept: record it inside "
+                f"tracer.Graph(values=True), and outside of torch.vmap"
+            )
+        return values
+
+    def site_of(self, node: Node) -> Site | None:
+        """Where the call of ``node`` was made; None for a leaf, and for a call that was recorded without ``sites``."""
+        return node.parents[0].site if isinstance(node, Output) and node.parents else node.site
 
     def counts(self) -> dict[str, int]:
         """How often each op stands in the graph, most frequent first."""
@@ -156,6 +227,11 @@ class Graph:
         for node in self.nodes():
             _cut(node)
         self._nodes.clear()
+        if self._calls is not None and self._cuts is not None:
+            self._calls.clear()
+            self._cuts.clear()
+        if self._finite is not None:
+            self._finite.clear()
 
     def __repr__(self) -> str:
         nodes = self.nodes()
@@ -194,11 +270,22 @@ def set_default_recorder(recorder: Any) -> None:
     _Current.graph = recorder
 
 
-def enter(node: Node) -> Node:
-    """Note a new node in the innermost open graph, where there is one."""
+def enter(node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> Node:
+    """Note a new node in the innermost open graph, where there is one, with what the call gave for which arguments."""
     if current.graph is not None:
-        current.graph.note(node)
+        current.graph.note(node, result, bound)
     return node
+
+
+def keeps_values() -> bool:
+    """Whether the innermost open graph keeps arguments and results."""
+    return isinstance(current.graph, Graph) and current.graph.keeps_values
+
+
+def _without_sites(question: str) -> NotNotedError:
+    return NotNotedError(
+        f"{question}() was asked of a graph that does not note them: open it as tracer.Graph(sites=True)"
+    )
 
 
 def _history(root: torch.Tensor, asked: str) -> Node:
@@ -211,13 +298,15 @@ def _history(root: torch.Tensor, asked: str) -> Node:
 def _cut(node: Node) -> None:
     node.extra().removed = True
     node.saved, node.saved_versions = None, ()
+    node.values = None
     node.parents = ()
 
 
 def kept_bytes(node: Node, seen: set[int]) -> int:
     """Bytes of the memory that ``node`` keeps and that is not in ``seen`` (keys of storages), which it extends."""
     total = 0
-    for tensor, _ in node.saved_versions:
+    kept = node.saved_versions if node.values is None else [*node.saved_versions, *node.values.versions]
+    for tensor, _ in kept:
         for part in parts_of(tensor):
             storage = storage_key(part)
             if storage not in seen:
@@ -244,7 +333,7 @@ def build_digraph(nodes: list[Node]) -> rx.PyDiGraph[GraphNode, int]:
 
 def _payload(node: Node) -> GraphNode:
     shape = None if node.shape is None else tuple(node.shape)
-    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.saved_names, node.line)
+    return GraphNode(node.serial, node.op, shape, node.dtype, kept_bytes(node, set()), node.saved_names, node.site)
 
 
 def backward_order(roots: list[Node]) -> list[Node]:

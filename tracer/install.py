@@ -75,6 +75,7 @@ from tracer.recording.conversions import (
     knowing_replacements,
     new,
     new_tensor,
+    noticing,
     set_,
     typed_constructor,
     unwrapping,
@@ -97,6 +98,7 @@ _asarray, _as_tensor = converting(torch.asarray), converting(torch.as_tensor)
 
 #: What is to be known beside their replacements, where torch knows its own functions by identity.
 _ORIGINALS = (
+    torch.tensor,
     torch.asarray,
     torch.as_tensor,
     *(getattr(torch, name) for name in SPARSE_CONSTRUCTORS),
@@ -288,6 +290,22 @@ CHANGES: tuple[Change, ...] = (
             f"aten::{name}",
         )
         for name, position in SPARSE_CONSTRUCTORS.items()
+    ),
+    Change(
+        torch,
+        "tensor",
+        noticing(torch.tensor, "conversion"),
+        "it copies a tensor unseen and without its history: a graph with sites tells",
+        "aten::tensor",
+    ),
+    *(
+        Change(
+            owner,
+            "to_dlpack",
+            noticing(owner.to_dlpack, "dlpack"),
+            "it hands out the memory of a tensor unseen: a graph with sites tells",
+        )
+        for owner in (torch, torch.utils.dlpack)
     ),
     Change(torch, "asarray", _asarray, "it copies and converts unseen: the history would be cut", "aten::asarray"),
     Change(

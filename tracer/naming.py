@@ -10,9 +10,8 @@ from typing import Any
 import torch
 
 from ops_registry.signatures import property_name
-from ops_registry.sites import user_frame
 from ops_registry.torch_private import NAMED_C_NAMESPACES
-from tracer.node import Node
+from tracer.node import Bridge, Leaf, Node, Output
 
 
 def qualified(func: Callable[..., Any]) -> str:
@@ -67,14 +66,23 @@ def describe(values: tuple[Any, ...]) -> str:
     return ", ".join(parts)
 
 
-def user_line() -> str | None:
-    """``file:line`` of the innermost frame outside torch and glassgrad."""
-    frame = user_frame()
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def describe_node(node: Node) -> str:
-    """The op of a node, with the shape of its result and, where it was recorded, the user's line."""
-    shape = "" if node.shape is None else f" (result of shape {tuple(node.shape)})"
-    line = "" if node.line is None else f", called at {node.line},"
-    return f"{node.op}{shape}{line}"
+    """The op of a node, with the shape of its result, and where it was called."""
+    told = [] if node.shape is None else [f"result of shape {tuple(node.shape)}"]
+    place = called_at(node)
+    if place is None and not isinstance(node, Leaf | Bridge):
+        told.append(HOW_TO_KNOW)
+    details = f" ({'; '.join(told)})" if told else ""
+    return f"{node.op}{details}" if place is None else f"{node.op}{details}, {place},"
+
+
+#: What errors say about a call whose place nobody has noted.
+HOW_TO_KNOW = "tracer.Graph(sites=True) would tell where it was called"
+
+
+def called_at(node: Node) -> str | None:
+    """Where the call of ``node`` was made, the user's line and the module; None where no graph has noted it."""
+    site = node.parents[0].site if isinstance(node, Output) and node.parents else node.site
+    if site is None:
+        return None
+    return f"called at {site.line or 'an unknown line'}" + (f" in {site.module}" if site.module else "")

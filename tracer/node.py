@@ -16,6 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ops_registry.rule import CallPlan
+from ops_registry.sites import Site
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
 next_serial = itertools.count().__next__
@@ -32,7 +33,6 @@ class Extras:
         "accumulate_hooks",
         "hooks",
         "level",
-        "line",
         "metadata",
         "output_hooks",
         "output_kinds",
@@ -61,8 +61,6 @@ class Extras:
         self.output_kinds: dict[int, tuple[torch.Size, torch.dtype]] | None = None
         #: What the user notes on the node.
         self.metadata: dict[str, Any] | None = None
-        #: The user's line, where a graph records lines.
-        self.line: str | None = None
         #: Saved-tensor hooks have packed what the node saved.
         self.packed = False
         #: The user has taken the node out of its graph.
@@ -79,7 +77,18 @@ class Node:
     What ``Tensor.grad_fn`` returns has more, all that torch's own have (``tracer/recording/grad_fn.py``).
     """
 
-    __slots__ = ("__weakref__", "dtype", "extras", "parents", "saved", "saved_versions", "serial", "shape")
+    __slots__ = (
+        "__weakref__",
+        "dtype",
+        "extras",
+        "parents",
+        "place",
+        "saved",
+        "saved_versions",
+        "serial",
+        "shape",
+        "values",
+    )
 
     def __init__(self, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
@@ -91,6 +100,11 @@ class Node:
         self.saved: tuple[Any, ...] | None = ()
         self.saved_versions: Versions = ()
         self.extras: Extras | None = None
+        #: Where the call was made, if a graph with sites was open: op, paths of the module, code and instruction, which ``site`` is
+        #: made of, and the numbers of its parents. A tuple of what the garbage collector need not look at, for there are many.
+        self.place: tuple[Any, ...] | None = None
+        #: Arguments and result, if a graph with values was open.
+        self.values: Any = None
         self.serial = next_serial()
 
     @property
@@ -114,9 +128,9 @@ class Node:
         return self.extras
 
     @property
-    def line(self) -> str | None:
-        """``file:line`` of the user's call, where lines are recorded."""
-        return None if self.extras is None else self.extras.line
+    def site(self) -> Site | None:
+        """Where the call was made, if a graph with sites was open."""
+        return None if self.place is None else Site(*self.place[:4])
 
     @property
     def packed(self) -> bool:
@@ -236,6 +250,8 @@ class CallNode(Node):
         self.saved = saved
         self.saved_versions = saved_versions
         self.extras = None
+        self.place = None
+        self.values = None
         self.serial = next_serial()
         if packed:
             self.extra().packed = True

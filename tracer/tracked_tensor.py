@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node
+from tracer.notes.cuts import note_cut, note_frozen
 
 #: ``detach`` past our own override: a plain alias.
 plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
@@ -68,6 +69,7 @@ class Tensor(torch.Tensor):
                     raise GradientArgumentError(
                         f"requires_grad can be turned off for leaves only; this tensor was made by {node.op}. Use x.detach() instead."
                     )
+                note_frozen(self)
                 self._node = None
         return self
 
@@ -106,11 +108,13 @@ class Tensor(torch.Tensor):
     @property
     def data(self) -> torch.Tensor:
         """A plain tensor that shares storage and has no history; writes to it go unnoticed, as in torch."""
+        note_cut("data", "data", self)
         with DisableTorchFunctionSubclass():
             return _DATA.__get__(self)
 
     @data.setter
     def data(self, value: torch.Tensor) -> None:
+        note_cut("data", "data", value)
         with DisableTorchFunctionSubclass():
             _DATA.__set__(self, value)
             if isinstance(self._node, Leaf):
@@ -165,6 +169,7 @@ class Tensor(torch.Tensor):
 
     def detach(self) -> Tensor:
         """A tracked tensor that shares storage and has no history."""
+        note_cut("detach", "detach", self)
         return tracked_alias(self)
 
     def detach_(self) -> Tensor:
@@ -172,6 +177,7 @@ class Tensor(torch.Tensor):
         with DisableTorchFunctionSubclass():
             if self._base is not None and self._node is not None:
                 raise UnsupportedError("can't detach a view in place. Use detach() instead.")
+        note_cut("detach", "detach_", self)
         self._node = None
         return self
 
@@ -183,6 +189,7 @@ class Tensor(torch.Tensor):
                 f"set_ gives other memory to a tensor, and one of shape {tuple(tensors[0].shape)} that requires grad takes part: a history "
                 f"would be that of values it no longer has, or be lost. Call it under torch.no_grad(), or assign .data."
             )
+        note_cut("no_grad", "set_", (args, kwargs))
         with DisableTorchFunctionSubclass():
             TensorBase.set_(self, *args, **kwargs)
         return self
@@ -194,6 +201,7 @@ class Tensor(torch.Tensor):
             raise GradientArgumentError(
                 "can't call numpy() on a tensor that requires grad. Use tensor.detach().numpy() instead."
             )
+        note_cut("numpy", "numpy", self)
         with DisableTorchFunctionSubclass():
             return torch.Tensor.numpy(self, force=force)
 
@@ -221,6 +229,7 @@ class Tensor(torch.Tensor):
                 f"x.detach() instead. Where a module holds it since its last forward pass, as under the old torch.nn.utils.weight_norm "
                 f"and spectral_norm, use those of torch.nn.utils.parametrizations, or remove it before the copy (remove_weight_norm)."
             )
+        note_cut("deepcopy", "deepcopy", self)
         with DisableTorchFunctionSubclass():
             twin = become_tracked(copy.deepcopy(plain_alias(self), memo))
             memo[id(self)] = twin
@@ -235,6 +244,7 @@ class Tensor(torch.Tensor):
         return twin
 
     def __reduce_ex__(self, protocol: Any) -> Any:
+        note_cut("saved", "save", self)
         # A plain tensor is what torch's safe loading accepts; it is adopted, with its gradient, wherever it meets a tracked one.
         with DisableTorchFunctionSubclass():
             plain = plain_alias(self)
@@ -337,6 +347,7 @@ def track(tensor: torch.Tensor, requires_grad: bool | None = None) -> Tensor:
         raise GradientArgumentError(
             "track() makes a leaf, and this tensor has a history that would be cut. Pass tensor.detach()."
         )
+    note_cut("conversion", "track", tensor)
     return _leaf(tensor, "track").requires_grad_(requires_grad)
 
 
@@ -365,6 +376,7 @@ def tensor(
     Raises ``UnsupportedError`` for a tensor of a subclass that works below torch's autograd (DTensor, fake tensors).
     """
     if isinstance(data, torch.Tensor):
+        note_cut("conversion", "tensor", data)
         with DisableTorchFunctionSubclass():
             made = plain_alias(data).to(dtype=dtype, device=device, copy=True)
     else:

@@ -19,7 +19,10 @@ no_gradient(torch.argmax, torch.argmin, torch.nonzero, torch.argwhere, torch.cou
 no_gradient(torch.searchsorted, torch.bucketize, torch.histc)
 
 # Fresh tensors that take no more than shape, dtype and device from what they are given
-no_gradient(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like)
-no_gradient(torch.rand_like, torch.randn_like, torch.randint_like)
-no_gradient(torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_empty, torch.Tensor.new_full)
-no_gradient(torch.Tensor.new_empty_strided, torch.Tensor.new_tensor)
+no_gradient(torch.zeros_like, torch.ones_like, torch.empty_like, torch.full_like, reads_values=False)
+no_gradient(torch.rand_like, torch.randn_like, torch.randint_like, reads_values=False)
+no_gradient(torch.Tensor.new_zeros, torch.Tensor.new_ones, torch.Tensor.new_empty, reads_values=False)
+no_gradient(torch.Tensor.new_full, torch.Tensor.new_empty_strided, reads_values=False)
+
+# A copy of the values, without their history
+no_gradient(torch.Tensor.new_tensor)

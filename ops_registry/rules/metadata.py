@@ -22,9 +22,11 @@ no_gradient(
     torch.Tensor.is_same_size,
     torch.Tensor.is_set_to,
     torch.Tensor.get_device,
-    torch.Tensor.item,
-    torch.Tensor.tolist,
+    reads_values=False,
 )
+
+# The values themselves, as numbers
+no_gradient(torch.Tensor.item, torch.Tensor.tolist)
 
 for _name in (
     "shape",
@@ -47,4 +49,4 @@ for _name in (
     "_base",  # existing objects: never marked, and part of no history
     "_grad",
 ):
-    no_gradient(getattr(torch.Tensor, _name).__get__)
+    no_gradient(getattr(torch.Tensor, _name).__get__, reads_values=False)

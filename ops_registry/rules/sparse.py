@@ -18,8 +18,8 @@ BY_COLUMN = (torch.sparse_csc, torch.sparse_bsc)
 BLOCKED = (torch.sparse_bsr, torch.sparse_bsc)
 
 # As in torch, ``_values`` gives the values without their history, ``values`` with it.
+no_gradient(torch.Tensor._values)
 no_gradient(
-    torch.Tensor._values,
     torch.Tensor._indices,
     torch.Tensor.indices,
     torch.Tensor.crow_indices,
@@ -31,6 +31,7 @@ no_gradient(
     torch.Tensor.dense_dim,
     torch.Tensor._nnz,
     torch.Tensor.is_sparse_csr.__get__,
+    reads_values=False,
 )
 
 

@@ -150,9 +150,9 @@ def test_misuse_raises_and_leaves_grad_alone(
     assert x.grad.tolist() == [7.0, 7.0]
 
 
-def test_a_missing_rule_names_the_users_line_when_lines_are_recorded() -> None:
+def test_a_missing_rule_names_the_users_line_when_sites_are_noted() -> None:
     x = filled_leaf(1.0, 2.0)
-    with tracer.Graph(record_lines=True):
+    with tracer.Graph(sites=True):
         y = mystery(x, 3.0)  # the line
     with pytest.raises(tracer.MissingRuleError, match=r"test_misuse\.py:\d+"):
         y.sum().backward()

@@ -156,14 +156,6 @@ def test_nodes_go_with_the_tensors_that_own_them() -> None:
         assert len(graph) == 0
 
 
-def test_lines_are_recorded_on_request() -> None:
-    x = leaf32(1.0)
-    with tracer.Graph(record_lines=True) as graph:
-        y = torch.nn.functional.softsign(x)
-    assert len(graph) > 1 and all(node.line is not None and "test_graph.py:" in node.line for node in graph)
-    del y
-
-
 def test_a_graph_of_one_thread_does_not_record_another() -> None:
     x = leaf32(1.0)
     kept = []

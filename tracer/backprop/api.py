@@ -49,11 +49,11 @@ def backward(
         raise UnsupportedError(
             "backward() was called inside torch.vmap, where leaves cannot be filled. Use tracer.func.grad or torch.autograd.grad there."
         )
-    outputs = _as_tuple(tensors)
-    wanted = None if inputs is None else _as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
+    outputs = as_places(tensors)
+    wanted = None if inputs is None else as_places(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    roots = _roots(outputs, grad_tensors if grad_tensors is not None else grad_variables)
+    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
         if wanted is None:
@@ -118,14 +118,14 @@ def grad(
         raise GradientArgumentError(
             "materialize_grads=True fills in for unused inputs: allow_unused cannot be False with it"
         )
-    outs = _as_tuple(outputs)
+    outs = as_places(outputs)
     if is_grads_batched:
         keep = create_graph if retain_graph is None else retain_graph
         return _batched(outs, inputs, grad_outputs, keep, create_graph, allow_unused, materialize_grads)
-    wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
+    wanted = as_places(inputs.values()) if isinstance(inputs, dict) else as_places(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
-    roots = _roots(outs, grad_outputs)
+    roots = roots_of(outs, grad_outputs)
     nodes = _nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
@@ -167,7 +167,7 @@ def _batched(
             f"is_grads_batched=True takes grad_outputs whose first dimension counts cotangents, one size throughout; got shapes "
             f"{[None if g is None else tuple(g.shape) for g in given]}"
         )
-    wanted = _as_tuple(inputs.values()) if isinstance(inputs, dict) else _as_tuple(inputs)
+    wanted = as_places(inputs.values()) if isinstance(inputs, dict) else as_places(inputs)
 
     def sweep(cotangents: Sequence[torch.Tensor | None], retain: bool) -> tuple[torch.Tensor | None, ...]:
         return grad(
@@ -184,7 +184,8 @@ def _batched(
     return dict(zip(inputs, results, strict=True)) if isinstance(inputs, dict) else results  # type: ignore[return-value]
 
 
-def _as_tuple(places: Any) -> tuple[Any, ...]:
+def as_places(places: Any) -> tuple[Any, ...]:
+    """Tensors and gradient edges as a tuple. Raises ``UnsupportedError`` for anything else."""
     given = (places,) if isinstance(places, torch.Tensor | GradientEdge) else tuple(places)
     for place in given:
         if not isinstance(place, torch.Tensor | GradientEdge):
@@ -192,7 +193,7 @@ def _as_tuple(places: Any) -> tuple[Any, ...]:
     return given
 
 
-def _roots(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Tensor]]:
+def roots_of(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Tensor]]:
     """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar."""
     if weights is None:
         weights = (None,) * len(outputs)

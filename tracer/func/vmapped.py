@@ -256,6 +256,6 @@ def _give_history(level: Level, carrying: list[Any]) -> None:
         inner.extra().level = level
     results = [left[i] for left, i, _, _ in carrying]
     node.set_results(results, range(len(results)))
-    enter(node)
+    enter(node, results)
     for index, (left, i, _, _) in enumerate(carrying):
         left[i] = tracked_alias(results[index], node.of_result(index, results[index]))

@@ -25,6 +25,7 @@ from tracer.functions.function_node import FunctionNode, title_of
 from tracer.functions.function_vmap import forward_of_batch
 from tracer.graph import enter
 from tracer.node import Node
+from tracer.notes.cuts import covering
 from tracer.recording.inplace import write_recorded
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE, any_node
@@ -68,7 +69,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     ctx = FunctionContext(tuple([n is not None for n in nodes]), tuple([isinstance(a, torch.Tensor) for a in args]))
     wanting = [a for a, n in zip(args, nodes, strict=True) if n is not None]
     versions = [_version(a) for a in wanting]
-    with torch.no_grad(), DependencyTracker(wanting) as tracker:
+    with torch.no_grad(), covering(nodes), DependencyTracker(wanting) as tracker:
         if cls.setup_context is not SingleLevelFunction.setup_context:
             output = forward_of_batch(cls, args) if levels.open else cls.forward(*args)
             cls.setup_context(ctx, args, output)
@@ -93,7 +94,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
         node = FunctionNode(cls, ctx, parents, results, strict=issubclass(cls, Function))
         ctx._owner = weakref.ref(node)
         node.set_results(outputs, [i for i, meta in enumerate(results) if meta is not None and meta[3]])
-        enter(node)
+        enter(node, outputs)
         marked = _mark_outputs(node, args, outputs, dirty, constant)
     _save(node, to_save, args, nodes, outputs, tracker)
     _move_attributes(node, args, outputs, tracker)

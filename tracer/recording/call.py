@@ -22,6 +22,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
+from tracer.notes.cuts import asked, note_integers, note_unrecorded, note_without_gradient
 from tracer.recording.autocast import autocast_to_single
 from tracer.recording.inplace import check_write
 from tracer.recording.nested import refuse_nested
@@ -54,6 +55,8 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
             if kwargs and (mask or nodes_in(kwargs.get("out"))):
                 refuse_out(rule.name, kwargs)
         if not mask:
+            if asked.graphs:
+                note_unrecorded(rule.name, (args, kwargs))
             return mark_constant(func(*args, **kwargs), args, kwargs)
         assert bound is not None
         if has_native:
@@ -87,12 +90,16 @@ def save_and_mark(
     """Leave a node for the call and mark its results."""
     plan = rule.plan(mask)
     if type(result) is _PLAIN:
-        if result.dtype not in DIFFERENTIABLE or (rule.may_alias and came_in(result, bound, NO_KEYWORDS)):
+        if result.dtype not in DIFFERENTIABLE:
+            if asked.graphs:
+                note_integers(rule.name, parents)
+            return result
+        if rule.may_alias and came_in(result, bound, NO_KEYWORDS):
             return result
         if result.is_nested:
             refuse_nested(rule.name)
         saved = save(plan, bound, result, by_products)
-        node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved))
+        node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved), result, bound)
         return mark(result, node, bound[0])
     if not isinstance(result, tuple | list):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
@@ -102,6 +109,8 @@ def save_and_mark(
     listed, fresh = fresh_results(result, bound, NO_KEYWORDS)
     if len(fresh) < len(listed):
         refuse_lost_history(rule.name, listed, bound)
+        if asked.graphs and any(isinstance(r, _PLAIN) and r.dtype not in DIFFERENTIABLE for r in listed):
+            note_integers(rule.name, parents)
     constants = rule.constant_results
     wanted = [i for i in fresh if i not in constants]
     for i in fresh:
@@ -110,7 +119,7 @@ def save_and_mark(
     if wanted:
         node = CallNode(plan, parents, None, None, *save(plan, bound, result, by_products))
         node.set_results(listed, wanted, several=rule.signature.returns_list)
-        mark_all(listed, wanted, enter(node), bound[0], several=True)
+        mark_all(listed, wanted, enter(node, result, bound), bound[0], several=True)
     return result
 
 
@@ -187,10 +196,15 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
         return None if isinstance(func, _OVERLOADS) else bound[0]
     with DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
+        if asked.graphs:
+            note_unrecorded(spelling.rule.name, (args[1:] if spelling.inplace else args, kwargs))
         return result if spelling.inplace else mark_constant(result, args, kwargs)
 
 
 def run_unrecorded(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op whose results never carry a gradient."""
     with DisableTorchFunctionSubclass():
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if asked.graphs and spelling.rule.reads_values:
+            note_without_gradient(spelling.rule.name, (args, kwargs))
+        return result

@@ -14,6 +14,7 @@ import torch
 from torch.overrides import handle_torch_function, has_torch_function
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, EnableTorchFunction, TensorBase
+from tracer.notes.cuts import asked, note_cut
 from tracer.tracked_tensor import Tensor, mark_as_parameter
 
 
@@ -45,6 +46,7 @@ def as_subclass(self: torch.Tensor, cls: type) -> Any:
     The result of one is of the class ``tracer.Tensor``, whatever ``cls`` is: the history of a tensor is what only that class carries.
     """
     if not _has_history(self):
+        note_cut("other class", "as_subclass", self)
         return TensorBase.as_subclass(self, cls)
     alias = _recorded_alias(self)
     return mark_as_parameter(alias) if issubclass(cls, torch.nn.Parameter) else alias
@@ -112,6 +114,18 @@ def converting(convert: Callable[..., Any]) -> Callable[..., Any]:
         return convert(*args, **kwargs)
 
     return converted
+
+
+def noticing(convert: Callable[..., Any], what: str) -> Callable[..., Any]:
+    """torch's function ``convert``, which takes a tracked tensor unseen and gives what has no history: a graph with sites notes it."""
+
+    @functools.wraps(convert)
+    def noticed(*args: Any, **kwargs: Any) -> Any:
+        if asked.graphs and args and type(args[0]) is Tensor:
+            note_cut(what, convert.__name__.strip("_"), args[0])
+        return convert(*args, **kwargs)
+
+    return noticed
 
 
 def knowing_replacements(constructors: Callable[[], set[Any]], originals: tuple[Any, ...]) -> Callable[[], set[Any]]:

@@ -193,7 +193,7 @@ def record_with_torch(
         return result, []
     node = TorchNode(f"torch:{name}", inputs.parents, inputs.leaves, edges, carrying)
     node.set_results(items, list(carrying), several=not isinstance(result, torch.Tensor) or bool(left_behind))
-    enter(node)
+    enter(node, items)
     for i, item in carrying.items():
         items[i] = tracked_alias(item, node.of_result(i, item))
     return tree_unflatten(items[:count], structure), items[count:]

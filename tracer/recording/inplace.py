@@ -16,8 +16,10 @@ from ops_registry.torch_private import (
     set_grad_enabled,
 )
 from tracer.errors import InPlaceError, UnsupportedError
-from tracer.graph import enter
+from tracer.graph import enter, keeps_values
 from tracer.node import CallNode, Leaf, Node
+from tracer.notes.cuts import asked, note_unrecorded
+from tracer.notes.values import Values
 from tracer.recording.levels import is_argument, levels, physical
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
@@ -63,6 +65,8 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
             mask, parents, _ = find_parents(rule, bound)
         if not mask:
+            if asked.graphs:
+                note_unrecorded(rule.name, [value for value in bound if value is not target])
             result = func(*args, **kwargs)
             if rule.name not in GEOMETRY:
                 written_unrecorded(target)
@@ -73,15 +77,34 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
             prepare(target, rule.name)
         # 3 run and 4 save, in turns
         plan = rule.plan(mask)
-        saved = _write_and_save(spelling, plan, func, args, kwargs, bound)
+        keep = keeps_values()
+        bound_before = _before(spelling, plan, bound, copy=keep)
+        # Aliased before the write: what shares memory with the target is at another version afterwards.
+        values = Values(rule, bound_before) if keep else None
+        saved = _write_and_save(spelling, plan, func, args, kwargs, bound, bound_before)
         # 5 mark
-        node = enter(CallNode(plan, parents, target.shape, target.dtype, *saved))
+        node = enter(CallNode(plan, parents, target.shape, target.dtype, *saved), target)
+        if values is not None:
+            values.keep_result(target)
+            node.values = values
         if rule.name in GEOMETRY:
             rebase(target, node)
         else:
             rewrite(target, node)
             note_write(target, rule.name)
         return None if func is torch.Tensor.__setitem__ else target
+
+
+def _before(spelling: Spelling, plan: CallPlan, bound: tuple[Any, ...], *, copy: bool) -> tuple[Any, ...]:
+    """The arguments as they are before the write; the target as a copy where the rule wants its values, or ``copy`` says so.
+
+    The op may read what it overwrites. Of a target that nobody wants, an alias tells the old shape.
+    """
+    position = spelling.written_argument
+    before = plain_alias(bound[position])
+    if copy or spelling.rule.signature.names[position] in plan.saved_names:
+        before = before.clone()
+    return (*bound[:position], before, *bound[position + 1 :])
 
 
 def _write_and_save(
@@ -91,15 +114,10 @@ def _write_and_save(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     bound: tuple[Any, ...],
+    bound_before: tuple[Any, ...],
 ) -> Saved:
     """Run the call, which writes into its target, and save what the rule names."""
-    rule, position = spelling.rule, spelling.written_argument
-    target = bound[position]
-    # The op may read what it overwrites: an alias tells the old shape, a copy the old values where the rule wants them.
-    before = plain_alias(target)
-    if rule.signature.names[position] in plan.saved_names:
-        before = before.clone()
-    bound_before = (*bound[:position], before, *bound[position + 1 :])
+    rule, target = spelling.rule, bound[spelling.written_argument]
     set_grad_enabled(False)
     try:
         if rule.forward is not None:

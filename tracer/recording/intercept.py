@@ -16,6 +16,7 @@ from ops_registry.registry import active
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.graph import current
 from tracer.node import CallNode
+from tracer.notes.cuts import asked, note_unrecorded
 from tracer.recording.call import NO_KEYWORDS, decompose, record, record_with_native, run_unrecorded, save_and_mark
 from tracer.recording.composed import record_composed
 from tracer.recording.inplace import record_in_place
@@ -92,6 +93,8 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                     # 3 run
                     result = spelling.function(*args)
                     if not mask:
+                        if asked.graphs:
+                            note_unrecorded(rule.name, args)
                         return mark_constant(result, args, NO_KEYWORDS)
                     if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
                         return save_and_mark(rule, mask, parents, bound, result, NO_KEYWORDS)
@@ -106,7 +109,7 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                     else:
                         node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
                     if current.graph is not None:
-                        current.graph.note(node)
+                        current.graph.note(node, result, bound)
                     # 5 mark
                     result.__class__ = Tensor
                     result._node = node  # type: ignore[attr-defined]

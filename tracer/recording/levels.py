@@ -37,7 +37,7 @@ class Level:
 
 
 class _Recorder(Protocol):
-    def note(self, node: Node) -> None: ...
+    def note(self, node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> None: ...
 
 
 class LevelRecorder:
@@ -46,11 +46,11 @@ class LevelRecorder:
     def __init__(self, outer: _Recorder | None) -> None:
         self._outer = outer
 
-    def note(self, node: Node) -> None:
+    def note(self, node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> None:
         """Let the versions of what ``node`` saved be those of the memory beneath the batch."""
         node.saved_versions = physical_versions(node.saved_versions)
         if self._outer is not None:
-            self._outer.note(node)
+            self._outer.note(node, result)  # values inside a level are nobody's when it has ended
 
 
 class _State(threading.local):

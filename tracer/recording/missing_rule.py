@@ -15,7 +15,7 @@ from ops_registry.signatures import base_name, is_custom, signature_of
 from ops_registry.torch_private import overload_schema
 from tracer.errors import MissingRuleError
 from tracer.graph import enter
-from tracer.naming import describe, qualified
+from tracer.naming import HOW_TO_KNOW, called_at, describe, qualified
 from tracer.node import Node, OpaqueNode
 from tracer.recording.inplace import is_in_place, write_recorded
 
@@ -34,13 +34,10 @@ class MissingRule(OpaqueNode):
         self.arguments = describe((*args, *kwargs.values()))
 
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
-        line = (
-            f", called at {self.line}"
-            if self.line
-            else " (tracer.Graph(record_lines=True) would tell where it was called)"
-        )
+        place = called_at(self)
+        where = f" ({HOW_TO_KNOW})" if place is None else f", {place}"
         raise MissingRuleError(
-            f"{qualified(self.function)}({self.arguments}) has no backward rule{line}.\n"
+            f"{qualified(self.function)}({self.arguments}) has no backward rule{where}.\n"
             f"Write one:\n\n{_indented(rule_to_write(self.function))}\n\n"
             f"{_other_way(self.function)}"
         )

@@ -161,14 +161,14 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
         parents = (node,) if old is None else (old, node)
         plan = _WRITE.plan(0b10 if old is None else 0b11)
         bound: tuple[Any, ...] = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
-        rebase(base, enter(CallNode(plan, parents, base.shape, base.dtype, *save(plan, bound, base, {}))))
+        rebase(base, enter(CallNode(plan, parents, base.shape, base.dtype, *save(plan, bound, base, {})), base))
     for view in live_views(base):
         if view is not target and write_ban(view) in _STALE_AFTER_A_WRITE:
             _make_stale(view, base._node)
             continue
         plan = _READ.plan(1)
         bound = (base, tuple(view.size()), view.stride(), view.storage_offset())
-        rebase(view, enter(CallNode(plan, (base._node,), view.shape, view.dtype, *save(plan, bound, view, {}))))
+        rebase(view, enter(CallNode(plan, (base._node,), view.shape, view.dtype, *save(plan, bound, view, {})), view))
 
 
 def written_unrecorded(target: torch.Tensor) -> None:

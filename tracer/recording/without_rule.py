@@ -14,7 +14,8 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, HigherOrder
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.naming import qualified
-from tracer.node import Node, OpaqueNode, RaisingNode
+from tracer.node import Node, OpaqueNode, RaisingNode, tensors_in
+from tracer.notes.cuts import NUMBERS, asked, note_no_tensor, note_unrecorded
 from tracer.recording.call import refuse_out
 from tracer.recording.fallback import fallback_active, record_with_torch
 from tracer.recording.forward_mode import handles_dual_numbers, no_history
@@ -65,6 +66,8 @@ def call_without_rule(
         if nodes:
             return _record(func, overload, nodes, args, kwargs)
         result = func(*args, **kwargs)
+        if asked.graphs and tensors_in(result):
+            note_unrecorded(name_of(func), (args[1:] if is_in_place(func) else args, kwargs))
         return result if args and is_in_place(func) else mark_constant(result, args, kwargs)
 
 
@@ -98,7 +101,9 @@ def _record(
         if handles_dual_numbers(func):
             made = RaisingNode("dual_number", no_history, tuple(nodes))
         made.set_results(listed, fresh)
-        mark_all(listed, fresh, enter(made), args[0] if args else None, several=len(fresh) > 1)
+        mark_all(listed, fresh, enter(made, listed), args[0] if args else None, several=len(fresh) > 1)
+    elif asked.graphs and not written and (tensors_in(result) or name_of(func) in NUMBERS):
+        note_no_tensor(name_of(func), (args, kwargs))
     return result
 
 

@@ -1,0 +1,86 @@
+"""The note of every call that a graph with ``sites`` has seen, of those that are gone too.
+
+A note holds numbers and names: no tensor, no node, no module. So it keeps nothing alive, and a bounded number of them is kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from ops_registry.sites import Site, find_place
+from tracer.node import Node, Output
+from tracer.notes.finite import FiniteNotes
+
+#: Calls that are gone are kept up to this many, or up to twice as many as were alive at once.
+KEPT_CALLS = 4096
+
+
+@dataclass(frozen=True)
+class Call:
+    """One recorded call: what ran, where, and on what."""
+
+    #: Grows from call to call; that of the call's node.
+    serial: int
+    op: str
+    site: Site
+    #: Serial numbers of the calls, and of the leaves, that its inputs came from. A leaf that requires grad keeps its number.
+    parents: tuple[int, ...]
+    #: Whether some tensor still holds the call: then backward can come to it.
+    alive: bool
+    #: Whether what it returned was finite; None without ``finite``, and where it cannot be told.
+    finite: bool | None = None
+
+
+class CallNotes:
+    """The notes of one graph, by serial number, oldest first."""
+
+    def __init__(self) -> None:
+        #: What a site is made of, and the numbers of the parents: ``Node.place``.
+        self._notes: dict[int, tuple[Any, ...]] = {}
+        self._limit = 2 * KEPT_CALLS
+        self._most_alive = 0
+
+    def note(self, node: Node) -> bool:
+        """Note the call of ``node``. Returns whether it is time to ``drop`` some."""
+        # From the frame that recorded the call: this one and that of ``Graph.note`` are nobody's site.
+        self._notes[node.serial] = node.place = (node.op, *find_place(3), *serials(node.parents))
+        return len(self._notes) > self._limit
+
+    def drop(self, alive: set[int]) -> None:
+        """Drop the oldest notes of calls that are gone: the latest are kept, twice as many as the most that were ever ``alive``."""
+        self._most_alive = max(self._most_alive, len(alive))
+        room = max(KEPT_CALLS, 2 * self._most_alive)
+        gone = [serial for serial in self._notes if serial not in alive]
+        for serial in gone[: max(0, len(gone) - room)]:
+            del self._notes[serial]
+        # So that each note is looked at a constant number of times on average.
+        self._limit = 2 * max(len(self._notes), KEPT_CALLS)
+
+    def __contains__(self, serial: object) -> bool:
+        return serial in self._notes
+
+    def calls(self, alive: set[int], finite: FiniteNotes | None) -> list[Call]:
+        """Every call that is noted, oldest first."""
+        return [
+            Call(s, note[0], Site(*note[:4]), note[4:], s in alive, None if finite is None else finite.of(s))
+            for s, note in self._notes.items()
+        ]
+
+    def clear(self) -> None:
+        """Forget all calls."""
+        self._notes.clear()
+
+
+def serials(parents: Iterable[Any]) -> list[int]:
+    """The numbers of the calls and leaves that ``parents`` stand for, in their order."""
+    found: list[int] = []
+    for parent in parents:
+        if isinstance(parent, tuple):
+            found += serials(parent)
+        elif isinstance(parent, Output):
+            found += serials(parent.parents)  # none where the call has been removed
+        elif parent is not None:
+            found.append(parent.serial)
+    return found
