@@ -18,8 +18,9 @@ def network(bias: bool) -> torch.nn.Module:
 
 
 def test_a_network_of_linear_layers_and_relus_without_bias_conserves() -> None:
+    model = network(bias=False)
     with tracer.Graph(values=True) as graph:
-        loss = network(bias=False)(tracked([[1.0, 2.0, -3.0]])).sum()
+        loss = model(tracked([[1.0, 2.0, -3.0]])).sum()
     report = tracer.conservation(loss, graph)
     assert str(report).startswith("Conserved") and len(report) == 4
     for row in report:
@@ -54,8 +55,9 @@ def test_a_product_of_two_inputs_passes_its_flow_on_twice() -> None:
 
 
 def test_a_rule_of_relevance_shows_what_it_loses() -> None:
+    model = network(bias=False)
     with tracer.Graph(values=True) as graph, ops_registry.use({torch.relu: lambda grad, default: 0.5 * default(grad)}):
-        loss = network(bias=False)(tracked([[1.0, 2.0, -3.0]])).sum()
+        loss = model(tracked([[1.0, 2.0, -3.0]])).sum()
     worst = tracer.conservation(loss, graph).rows[0]
     assert worst.op == "relu" and worst.leak == pytest.approx(worst.flow_in / 2)
 
