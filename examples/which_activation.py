@@ -67,6 +67,16 @@ def moved(model: torch.nn.Module, rules: Any) -> float:
     return ((gradient(model, rules) - plain).norm() / plain.norm()).item()
 
 
+def audited(where: str) -> tuple[Any, list[Any]]:
+    """Which rules GPT-2's activations will use under one for tanh that holds in ``where``, and the calls of tanh that it left out."""
+    model = nn.track(gpt2())
+    with tracer.Graph(sites=True) as graph, ops_registry.use({torch.tanh: halved}, where=where):
+        result = model(TOKENS)  # held, so that the graph has all of its calls
+    report = tracer.audit(graph, [F.gelu, torch.tanh, torch.pow])
+    del result
+    return report, report.missing(torch.tanh)
+
+
 def show(text: str) -> None:
     print(
         textwrap.fill(
@@ -84,6 +94,10 @@ def main() -> None:
         f"It moves the gradient by {moved(one_gelu(), {F.gelu: halved}):.1%}. The same rule for torch.tanh bites inside"
     )
     print(f"GPT-2's own gelu, without a complaint, and moves it by {moved(gpt2(), {torch.tanh: halved}):.1%}.")
+    print("An audit shows where: a rule for torch.tanh in the first block alone.")
+    report, missing = audited("transformer.h.0")
+    print(textwrap.indent(str(report), "    "))
+    print("    calls of tanh that it left out:", *missing)
     print("BERT, a rule for torch.softmax:")
     show(complaint(bert(), TOKENS, {torch.softmax: halved}))
     print("The same where it computes its attention step by step, or with a rule for the attention as a whole:")

@@ -181,3 +181,15 @@ def test_a_rule_that_misses_the_activation_of_a_stock_network_is_reported() -> N
     assert not example.complaint(example.one_gelu(), example.TOKENS, {F.gelu: example.halved})
     assert example.moved(example.gpt2(), {torch.tanh: example.halved}) < 0.05
     assert example.moved(example.one_gelu(), {F.gelu: example.halved}) > 0.1
+
+
+@pytest.mark.slow
+def test_an_audit_names_the_calls_of_a_stock_network_that_a_scope_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    example = load_example("which_activation")
+    report, missing = example.audited("transformer.h.0")
+    kinds = {(row.op, row.count, row.kind) for row in report}
+    assert {("tanh", 1, "replaced, wraps default"), ("tanh", 1, "shipped"), ("pow", 2, "shipped")} == kinds
+    assert [site.module for site in missing] == ["transformer.h.1.mlp.act"]
+    example.main()
+    shown = capsys.readouterr().out
+    assert "in transformer.h.1.mlp.act" in shown and shown.count("no complaint") == 3
