@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -20,6 +21,7 @@ from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
 from ops_registry.sites import find_site, open_graphs, run_as_at
 from ops_registry.spellings import spellings
+from ops_registry.torch_private import next_sequence_number
 from ops_registry.unused import explain_unused
 
 ReplacementRule = Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -131,15 +133,26 @@ def replaced() -> bool:
     return isinstance(active.table, _Layer)
 
 
-def replaced_here(ops: frozenset[str]) -> str | None:
-    """One of ``ops`` that a ``use`` block has a rule for where this thread is now; a predicate is taken to say so."""
+def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | None:
+    """One of ``ops`` that a ``use`` block has a rule for where this thread is now; a predicate is taken to say so.
+
+    ``native_call`` is the number of a call in torch's own autograd: blocks that began later do not count.
+    """
     layer = active.table
     while isinstance(layer, _Layer):
-        for name, replacement in layer._replacements.items():
+        for name, replacement in layer._replacements.items() if layer.began <= native_call else ():
             if any(map(replacement.covers, ops)) and (layer._scope is None or layer._scope.holds_at(name)):
                 return name
         layer = layer.outer
     return None
+
+
+def blocks_began() -> int:
+    """The number in torch's own autograd at which the outermost block of this thread began."""
+    layer, began = active.table, 0
+    while isinstance(layer, _Layer):
+        layer, began = layer.outer, layer.began
+    return began
 
 
 def run_unreplaced(function: Callable[..., Any], *args: Any) -> Any:
@@ -223,6 +236,8 @@ class _Layer(dict[Callable[..., Any], Spelling]):
         super().__init__()
         self.outer = outer
         self.version = changes.version
+        #: What torch's own autograd had come to as the block began.
+        self.began = 0
         self._replacements = replacements
         self._scope = scope
         self._new = {form: (r, inplace) for r in replacements.values() for form, inplace in r.forms.items()}
@@ -313,6 +328,7 @@ class _Layer(dict[Callable[..., Any], Spelling]):
     def begin(self) -> set[str]:
         """A block begins: what was applied before, which counts no more."""
         applied = self.applied()
+        self.began = next_sequence_number()
         for _, _, rule in self._made.values():
             rule.plans.clear()
         self._inner_plans.clear()
