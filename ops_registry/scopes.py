@@ -151,7 +151,8 @@ def blocks_began() -> int:
     """The number in torch's own autograd at which the outermost block of this thread began."""
     layer, began = active.table, 0
     while isinstance(layer, _Layer):
-        layer, began = layer.outer, layer.began
+        began = layer.began
+        layer = layer.outer
     return began
 
 

@@ -103,13 +103,13 @@ def _refuse_unseen(tensor: torch.Tensor) -> None:
     began, pending, seen = blocks_began(), [tensor.grad_fn], set()
     while pending:
         function = pending.pop()
-        if function is None or function in seen or function._sequence_nr() < began:  # type: ignore[attr-defined]
+        if function is None or function in seen or function._sequence_nr() < began:
             continue
         seen.add(function)
         pending += [before for before, _ in function.next_functions]
         called = _NATIVE.fullmatch(function.name())
         name = _CAPITAL.sub("_", called[1]).lower() if called else ""
-        op = replaced_here((name,), function._sequence_nr())  # type: ignore[attr-defined]
+        op = replaced_here((name,), function._sequence_nr())
         if op is not None:
             raise UnsupportedCallError(
                 f"use() has a rule for {op}, and {op} was called inside its block on torch's own tensors alone, of which nothing here "
