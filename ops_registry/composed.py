@@ -7,9 +7,11 @@ runs under the rules outside the block: nothing inside it is replaced a second t
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import replace as copy_with
 from typing import Any
+
+import torch
 
 from ops_registry.formula import Formula
 from ops_registry.rule import BODY, Rule
@@ -33,3 +35,20 @@ def as_composed(rule: Rule, outer: Mapping[Any, Any]) -> Rule:
 
 def _from_body(grad: Any, needs: tuple[bool, ...], body: Any) -> Any:
     return body.gradients(grad, needs)
+
+
+def parts_of(function: Callable[..., Any], ops: Container[str]) -> list[str]:
+    """Those of ``ops`` that ``function`` calls by name, in itself or in the functions of torch that it calls."""
+    found: dict[str, None] = {}
+    seen: set[Callable[..., Any]] = set()
+    waiting = [function]
+    while waiting:
+        caller = waiting.pop()
+        if caller in seen or not isinstance(caller, types.FunctionType):
+            continue
+        seen.add(caller)
+        for name in caller.__code__.co_names:
+            found |= {op: None for op in (name, f"linalg_{name}", f"special_{name}", f"fft_{name}") if op in ops}
+            for place in (torch, torch.nn.functional, torch.Tensor):
+                waiting.append(getattr(place, name, None))  # type: ignore[arg-type]
+    return list(found)

@@ -58,7 +58,7 @@ class Scope:
         found = self._answers.get((id(code), at))
         if found is None:
             site = Site(op, NO_MODULE, code, at)
-            found = f"/{site.line}".replace("\\", "/").endswith(f"/{self.where}")
+            found = _on_line(str(self.where), site)
             self._remember((id(code), at), site, found)
         return found
 
@@ -71,6 +71,21 @@ class Scope:
         if found or key not in self._answers:
             site.args = ()
             self._remember(key, site, found)
+        return found
+
+    def holds_at(self, site: Site) -> bool:
+        """Whether a call that was recorded at ``site`` is in the scope."""
+        key: Any
+        if callable(self.where):
+            key = site.op, site.modules, site.instruction
+            with DisableTorchFunctionSubclass():
+                found = bool(self.where(site))
+        elif _is_line(self.where):
+            key, found = site.instruction, _on_line(self.where, site)
+        else:
+            key, found = site.modules, any(matches(self.where, path) for path in site.modules)
+        if found or key not in self._answers:
+            self._remember(key, Site(site.op, site.modules, *site.code), found)
         return found
 
     def _remember(self, key: Any, site: Site, found: bool) -> None:
@@ -104,6 +119,10 @@ class Scope:
 
 def _is_line(where: str) -> bool:
     return _LINE.fullmatch(where) is not None
+
+
+def _on_line(where: str, site: Site) -> bool:
+    return f"/{site.line}".replace("\\", "/").endswith(f"/{where}")
 
 
 def matches(where: str, path: str) -> bool:

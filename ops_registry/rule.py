@@ -198,7 +198,7 @@ class Rule:
         tensor_positions = tuple(
             i for i, n in enumerate(saved_names) if n not in self.signature.plain and n != SITE and not self._is_meta(n)
         )
-        gather = self._compile_gather(saved_names) if saved_names else None
+        gather = self.gatherer(saved_names) if saved_names else None
         return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions, mask)
 
     def _autocast_arguments(self) -> tuple[str, ...]:
@@ -217,7 +217,8 @@ class Rule:
             return FROM_RESULT - 1 - self.signature.outputs.index(name)
         return FROM_RESULT if name == "result" else None
 
-    def _compile_gather(self, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+    def gatherer(self, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
+        """``gather(bound, result, extra)``, which fetches the values of these parameters from a call."""
         # Generated once per plan: a loop over names would cost more than the rest of the recording of a small op.
         parts = []
         for name in names:

@@ -13,13 +13,13 @@ from typing import Any, Literal
 import torch
 
 from ops_registry.binding import Spelling, own_order
-from ops_registry.composed import as_composed, is_composed
+from ops_registry.composed import as_composed, is_composed, parts_of
 from ops_registry.errors import DuplicateRuleError, RuleError
 from ops_registry.matching import Scope, Where, bound_arguments
 from ops_registry.registry import RULES, TABLE, active, changes, extend, find, op_name
 from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
-from ops_registry.sites import find_site, open_graphs, run_as_at
+from ops_registry.sites import Site, find_site, open_graphs, run_as_at
 from ops_registry.spellings import spellings
 from ops_registry.torch_private import next_sequence_number
 from ops_registry.unused import explain_unused
@@ -225,6 +225,69 @@ def _by_op(rules: Replacements) -> dict[str, _Replacement]:
                     )
             found[new.name] = new
     return found
+
+
+class Substitution:
+    """Other rules for calls that are recorded already: what ``use`` does for those to come. ``rules`` and ``where`` are as there."""
+
+    def __init__(self, rules: Replacements, where: Where | None = None) -> None:
+        self._replacements = _by_op(rules)
+        self._scope = None if where is None else Scope(where)
+        #: The rules made, by the id of the one recorded (which is held), and the ops that a call took one of.
+        self._made: dict[int, tuple[Rule, Rule]] = {}
+        self._applied: set[str] = set()
+
+    @property
+    def scoped(self) -> bool:
+        """Whether ``where`` says for which calls they hold."""
+        return self._scope is not None
+
+    def covers(self, op: str) -> bool:
+        """Whether one of the rules is for ``op``."""
+        return self._for(op) is not None
+
+    def _for(self, op: str) -> _Replacement | None:
+        return self._replacements.get(op) or next((r for r in self._replacements.values() if r.covers(op)), None)
+
+    def plan_for(self, plan: CallPlan, site: Site | None) -> CallPlan | None:
+        """The plan of a call, made at ``site``, under its other rule; None where it keeps its own. With a scope, ``site`` has to be known.
+
+        Raises ``RuleError`` where the rule asks for what the op does not have.
+        """
+        replacement = self._for(plan.rule.name)
+        if replacement is None:
+            return None
+        if self._scope is not None and (site is None or not self._scope.holds_at(site)):
+            return None
+        _, rule = self._made.get(id(plan.rule), (None, None))
+        if rule is None:
+            rule = replacement.in_place_of(plan.rule, active.table)
+            self._made[id(plan.rule)] = plan.rule, rule
+        wanted = {name for bit, (_, name) in enumerate(plan.rule.inputs) if plan.mask >> bit & 1}
+        other = rule.plan(sum(1 << bit for bit, (_, name) in enumerate(rule.inputs) if name in wanted))
+        if replacement.functions.isdisjoint(id(formula.function) for formula in other.formulas()):
+            return None  # a rule for inputs that want no gradient here
+        self._applied.add(replacement.name)
+        return other
+
+    def check(self, replayed: Mapping[str, int]) -> None:
+        """After a pass through so many calls of each op: raise where a rule could not be applied.
+
+        Raises ``RuleError`` for a function that torch composes of others, whose parts were recorded, and ``UnusedRuleError`` where none of
+        the rules was applied.
+        """
+        unused = [name for name in self._replacements if name not in self._applied]
+        for name in unused:
+            replacement = self._replacements[name]
+            if is_composed(replacement.base, replacement.func):
+                parts = parts_of(replacement.base.decomposition or replacement.func, replayed)
+                raise RuleError(
+                    f"replay() was given a rule for {name}, which is made of other ops, and it is those that were recorded: here "
+                    f"{', '.join(parts or sorted(replayed)) or 'none'}. Give rules for these, or run the forward pass inside "
+                    f"ops_registry.use, which replaces the call as a whole."
+                )
+        if unused and not self._applied:
+            raise explain_unused(unused, set(replayed), set(), self._scope, replayed)
 
 
 class _Layer(dict[Callable[..., Any], Spelling]):

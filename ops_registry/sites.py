@@ -72,6 +72,11 @@ class Site:
         """The user's code, by its id, and the offset in it: the same for each call from the same place."""
         return id(self._code), self._at
 
+    @property
+    def code(self) -> tuple[CodeType | None, int]:
+        """The user's code, and the offset of the instruction in it."""
+        return self._code, self._at
+
     def __repr__(self) -> str:
         place = short_line(self.line) if self.line is not None else "an unknown line"
         return f"{self.op} at {place}" + (f" in {self.module}" if self.module else "")

@@ -191,6 +191,9 @@ transform_parts: Any = torch._functorch.eager_transforms
 custom_function_call: Any = torch._functorch.autograd_function.custom_function_call
 VmapInfo: Any = torch._functorch.autograd_function.VmapInfo
 
+#: The number of the innermost open transform of torch's, ``torch.vmap`` among them; None outside of all.
+transform_level: Callable[[], int | None] = _functorch.maybe_current_level
+
 
 def randomness_of_level() -> str:
     """What the innermost ``torch.vmap`` was told about random numbers: "error", "different" or "same"."""

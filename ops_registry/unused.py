@@ -75,33 +75,45 @@ census = _Census()
 
 
 def explain_unused(
-    unused: Iterable[str], met: set[str], taken_inside: set[str], scope: Scope | None
+    unused: Iterable[str],
+    met: set[str],
+    taken_inside: set[str],
+    scope: Scope | None,
+    replayed: Mapping[str, int] | None = None,
 ) -> UnusedRuleError:
-    """The error for the ``unused`` ops of a ``use`` block: the ops ``met`` were called in it, those ``taken_inside`` in a block within."""
+    """The error for the ``unused`` ops of a ``use`` block: the ops ``met`` were called in it, those ``taken_inside`` in a block within.
+
+    ``replayed``: of a ``replay``, which has gone through so many calls of each op.
+    """
+    by, ended, right = "use", "use() has ended", " expect=None says that this is all right."
+    if replayed is not None:
+        by, ended, right = "replay", "replay() has ended", ""
     unused = list(unused)
     rules = "rules" if len(unused) > 1 else "rule"
     names = ", ".join(unused)
     if scope is not None and scope.asked and not scope.matched:
         return UnmatchedScopeError(
-            f"use(where={scope.where!r}): the {rules} for {names} never held: no call was made there. The ops were called in "
-            f"{_listed(scope.places())}.{_meant(scope.near())} expect=None says that this is all right."
+            f"{by}(where={scope.where!r}): the {rules} for {names} never held: no call was made there. The ops were called in "
+            f"{_listed(scope.places())}.{_meant(scope.near())}{right}"
         )
-    counts = census.count()
+    counts = census.count() if replayed is None else replayed
     met = met | set(counts)
     # A path that no module has is the likelier fault than an op that hides, and the error says both.
     near = _meant(scope.near()) if scope is not None and not scope.matched else ""
     reasons = [
-        f"A block inside this one took every call of {name}." if name in taken_inside else why_unused(name, met, counts)
+        f"A block inside this one took every call of {name}."
+        if name in taken_inside
+        else why_not_met(name, met, counts)
         for name in unused
     ]
     return UnusedRuleError(
-        f"use() has ended, and its {rules} for {names} {'were' if len(unused) > 1 else 'was'} never applied. {' '.join(reasons)}{near} "
-        f"{_what_ran(met, counts)} expect=None says that this is all right."
+        f"{ended}, and its {rules} for {names} {'were' if len(unused) > 1 else 'was'} never applied. {' '.join(reasons)}{near} "
+        f"{_what_ran(met, counts)}{right}"
     )
 
 
-def why_unused(name: str, met: set[str], counts: Mapping[str, int]) -> str:
-    """Why no rule for ``name`` was applied where the ops ``met`` were called, so often as ``counts`` says where somebody counted."""
+def why_not_met(name: str, met: set[str], counts: Mapping[str, int]) -> str:
+    """Why no call of ``name`` was recorded. ``met`` are the ops that were called, ``counts`` says how often: one may do its work."""
     hiding = [op for op, parts in HIDDEN_IN.items() if name in parts and op in met]
     if hiding:
         places = ", ".join(op if op not in counts else f"{op}, {_calls(counts[op])}" for op in hiding)

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer import func
 from tracer.backprop.api import backward, grad
+from tracer.backprop.replay import replay
 from tracer.errors import (
     AnomalyError,
     FreedGraphError,
@@ -81,6 +82,7 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "graph_of",
+    "replay",
     "save_on_cpu",
     "saved_tensors_hooks",
     "steps",
@@ -91,7 +93,7 @@ __all__ = [
 _install()
 
 #: Loaded when they are asked for: who only computes gradients needs none of it.
-_ON_DEMAND = {
+_LATER = {
     "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
     "conservation": "tracer.reports.conservation",
@@ -103,6 +105,6 @@ _ON_DEMAND = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _ON_DEMAND:
-        return getattr(importlib.import_module(_ON_DEMAND[name]), name)
+    if name in _LATER:
+        return getattr(importlib.import_module(_LATER[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -45,6 +45,10 @@ class TransformError(GlassgradError):
     """A transform (``tracer.func``, ``torch.func``) was given what it cannot differentiate, or a structure that does not fit."""
 
 
+class TransformValueError(TransformError, ValueError):
+    """As ``TransformError``, where torch's own transforms raise a ``ValueError``."""
+
+
 class OutArgumentError(GlassgradError):
     """``out=`` with a tensor that requires grad: the write would not be part of any history."""
 

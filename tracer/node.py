@@ -354,6 +354,8 @@ class OpaqueNode(Node):
     none_is_zero = True
     #: What it is given in place of a gradient of zero; None where zero is passed on without asking it.
     zero_gradient: Any = None
+    #: The calls whose own rules run inside this one's backward.
+    inside: Sequence[Node] = ()
 
     def __init__(self, op: str, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
         super().__init__(parents, shape, dtype)

@@ -11,6 +11,7 @@ import torch
 
 from ops_registry.registry import backward
 from ops_registry.shared.masks import zeros_and_ones
+from ops_registry.torch_private import batch_level_of, is_batched, transform_level
 
 #: scale * alpha of SELU: a dropped value becomes its negative, before mean and variance are put back.
 SELU_FLOOR = 1.7580993408473766
@@ -29,11 +30,19 @@ def noise_per_channel(input):
     return input.new_empty([d if i < 2 else 1 for i, d in enumerate(input.shape)])
 
 
+def drawn(noise, p):
+    """``noise`` filled with zeros and ones, or, where it is the same for a batch of which each is to draw its own, that batch."""
+    level = transform_level()
+    if level is None or (is_batched(noise) and batch_level_of(noise) == level):
+        return noise.bernoulli_(p)
+    return torch.bernoulli(noise, p)
+
+
 def drop(input, p):
     """``input`` times noise that is 0 with probability ``p`` and 1 / (1 - p) otherwise; with it, where it is not 0."""
     if input.is_cuda:
         return torch.native_dropout(input, p, True)
-    noise = noise_per_value(input).bernoulli_(1 - p)
+    noise = drawn(noise_per_value(input), 1 - p)
     mask = noise.bool()
     return noise.div_(1 - p).mul_(input), mask
 
@@ -66,7 +75,7 @@ def dropout(grad, mask, p, train):
 def forward_feature_dropout(input, p, train):
     if not is_random(input, p, train) or input.dim() < 2:
         return torch.feature_dropout(input, p, train), {"mask": None}
-    noise = noise_per_channel(input).bernoulli_(1 - p)
+    noise = drawn(noise_per_channel(input), 1 - p)
     return input * (noise / (1 - p)), {"mask": noise.bool()}
 
 
@@ -86,7 +95,7 @@ def forward_alpha(func, make_noise, least_rank, input, p, train):
     if not is_random(input, p, train) or input.dim() < least_rank:
         return func(input, p, train), {"mask": None}
     a = slope(p)
-    noise = make_noise(input).bernoulli_(1 - p)
+    noise = drawn(make_noise(input), 1 - p)
     mask = noise.bool()
     offset = noise.add(-1).mul_(SELU_FLOOR * a).add_(SELU_FLOOR * a * p)
     return (input * noise.mul_(a)).add_(offset), {"mask": mask}

@@ -12,6 +12,7 @@ from ops_registry.registry import backward
 from ops_registry.rules.gather_scatter import scatter_reduce
 from ops_registry.shared.conjugate import scaled
 from ops_registry.shared.picking import add_slices
+from ops_registry.torch_private import is_batched
 
 # Reading y = x[index] is linear. Its transpose puts the gradient back where it was read and adds where one element was
 # read twice: ``placed``. Writing x[index] = v passes the rest of x on: ``cleared``. Both are ops of their own, with
@@ -104,7 +105,8 @@ def _frozen_item(item):
     if isinstance(item, torch.Tensor):
         if item.dtype is torch.uint8:
             return item.bool()  # the old kind of mask
-        return int(item) if item.dim() == 0 and item.dtype is not torch.bool else item
+        # Inside torch.vmap it stands for an index each.
+        return int(item) if item.dim() == 0 and item.dtype is not torch.bool and not is_batched(item) else item
     if hasattr(item, "__len__"):
         made = torch.tensor(item)
         return _frozen_item(made if made.numel() else made.long())

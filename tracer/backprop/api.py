@@ -20,7 +20,7 @@ from tracer.node import Node
 from tracer.recording.forward_mode import refuse_dual
 from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
-from tracer.tracked_tensor import Tensor
+from tracer.tracked_tensor import Tensor, tracked_alias
 
 #: A tensor, or the place in the graph where its gradient arrives.
 Place = torch.Tensor | GradientEdge
@@ -49,18 +49,18 @@ def backward(
         raise UnsupportedError(
             "backward() was called inside torch.vmap, where leaves cannot be filled. Use tracer.func.grad or torch.autograd.grad there."
         )
-    outputs = as_places(tensors)
-    wanted = None if inputs is None else as_places(inputs.values() if isinstance(inputs, dict) else inputs)
+    outputs = as_tuple(tensors)
+    wanted = None if inputs is None else as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables)
+    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables, create_graph)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
         if wanted is None:
             sweep.run(roots)
             sweep.commit()
             return
-        nodes = _nodes_of_inputs(wanted)
+        nodes = nodes_of_inputs(wanted)
         for tensor in wanted:
             if isinstance(tensor, Tensor):
                 tensor.retain_grad()  # as in torch: this fills ``.grad`` of a tensor that is no leaf
@@ -118,21 +118,18 @@ def grad(
         raise GradientArgumentError(
             "materialize_grads=True fills in for unused inputs: allow_unused cannot be False with it"
         )
-    outs = as_places(outputs)
+    outs = as_tuple(outputs)
     if is_grads_batched:
         keep = create_graph if retain_graph is None else retain_graph
         return _batched(outs, inputs, grad_outputs, keep, create_graph, allow_unused, materialize_grads)
-    wanted = as_places(inputs.values()) if isinstance(inputs, dict) else as_places(inputs)
+    wanted = as_tuple(inputs.values()) if isinstance(inputs, dict) else as_tuple(inputs)
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
-    roots = roots_of(outs, grad_outputs)
-    nodes = _nodes_of_inputs(wanted)
+    roots = roots_of(outs, grad_outputs, create_graph)
+    nodes = nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:
-        found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in wanted))
-        for i, gradient in _from_torch(sweep, wanted):
-            found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
-        results = [found.get(node) for node in nodes]
+        results = gradients_of(sweep, roots, wanted, nodes)
         for i, (result, place, node) in enumerate(zip(results, wanted, nodes, strict=True)):
             if result is None and materialize_grads:
                 results[i] = _zeros_for(place, node, sweep.device)
@@ -145,6 +142,16 @@ def grad(
     if isinstance(inputs, dict):
         return dict(zip(inputs, results, strict=True))
     return tuple(results)
+
+
+def gradients_of(
+    sweep: Sweep, roots: list[tuple[Node, torch.Tensor]], inputs: tuple[Any, ...], nodes: list[Node]
+) -> list[torch.Tensor | None]:
+    """What ``sweep``, from ``roots`` on, brings to each of the ``inputs``, whose ``nodes`` are given; None where nothing arrives."""
+    found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in inputs))
+    for i, gradient in _from_torch(sweep, inputs):
+        found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
+    return [found.get(node) for node in nodes]
 
 
 def _batched(
@@ -167,7 +174,7 @@ def _batched(
             f"is_grads_batched=True takes grad_outputs whose first dimension counts cotangents, one size throughout; got shapes "
             f"{[None if g is None else tuple(g.shape) for g in given]}"
         )
-    wanted = as_places(inputs.values()) if isinstance(inputs, dict) else as_places(inputs)
+    wanted = as_tuple(inputs.values()) if isinstance(inputs, dict) else as_tuple(inputs)
 
     def sweep(cotangents: Sequence[torch.Tensor | None], retain: bool) -> tuple[torch.Tensor | None, ...]:
         return grad(
@@ -184,8 +191,8 @@ def _batched(
     return dict(zip(inputs, results, strict=True)) if isinstance(inputs, dict) else results  # type: ignore[return-value]
 
 
-def as_places(places: Any) -> tuple[Any, ...]:
-    """Tensors and gradient edges as a tuple. Raises ``UnsupportedError`` for anything else."""
+def as_tuple(places: Any) -> tuple[Any, ...]:
+    """One tensor or gradient edge, or several, as a tuple. Raises ``UnsupportedError`` for anything else."""
     given = (places,) if isinstance(places, torch.Tensor | GradientEdge) else tuple(places)
     for place in given:
         if not isinstance(place, torch.Tensor | GradientEdge):
@@ -193,8 +200,11 @@ def as_places(places: Any) -> tuple[Any, ...]:
     return given
 
 
-def roots_of(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.Tensor]]:
-    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar."""
+def roots_of(outputs: tuple[Any, ...], weights: Any, recorded: bool) -> list[tuple[Node, torch.Tensor]]:
+    """Where the sweep starts, each with its cotangent: the weight given, spread over the output, or 1 for a scalar.
+
+    ``recorded``: so is what the sweep makes of a weight that torch's own autograd follows.
+    """
     if weights is None:
         weights = (None,) * len(outputs)
     given = tuple(weights) if isinstance(weights, tuple | list) else (weights,)
@@ -210,6 +220,8 @@ def roots_of(outputs: tuple[Any, ...], weights: Any) -> list[tuple[Node, torch.T
             )
         if isinstance(output, torch.Tensor):
             refuse_dual(output)
+        if recorded and isinstance(weight, torch.Tensor) and type(weight) is not Tensor and weight.requires_grad:
+            weight = tracked_alias(weight, any_node(weight))
         gradient = implicit_gradient(output, node, i) if weight is None else spread_weight(weight, output, node, i)
         roots.append((node, gradient))
     return roots
@@ -236,7 +248,8 @@ def _node_at(place: Any) -> Node | None:
     return node
 
 
-def _nodes_of_inputs(inputs: tuple[Any, ...]) -> list[Node]:
+def nodes_of_inputs(inputs: tuple[Any, ...]) -> list[Node]:
+    """Where the gradients of ``inputs`` arrive. Raises ``NoHistoryError`` for one that does not require grad."""
     nodes = []
     for i, place in enumerate(inputs):
         node = _node_at(place)
@@ -272,6 +285,6 @@ def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.
     if not sweep.bridged:
         return []
     natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
-    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives])
+    gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives], sweep.keep_graph)
     sweep.bridged.clear()
     return [(i, g) for (i, _), g in zip(natives, gradients, strict=True) if g is not None]

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from tracer.errors import TransformError, UnsupportedError
+
 Cotangents = Sequence[torch.Tensor | None]
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -60,5 +62,7 @@ def _stacked(rows: Sequence[torch.Tensor | None]) -> torch.Tensor | None:
 
 def refused_by_vmap(error: BaseException) -> bool:
     """Whether ``torch.vmap`` raised it since an op, or a decision by value, cannot be made for a whole batch."""
+    if isinstance(error, UnsupportedError | TransformError):
+        return False  # of ours, and no rule's
     text = str(error)
     return isinstance(error, NotImplementedError) or "vmap" in text or "atching rule" in text

@@ -106,3 +106,8 @@ def _check(node: Node, before: torch.Tensor | None, after: Any) -> None:
         raise RuleResultError(
             f"a hook on {describe_node(node)} returned {given} in place of a gradient of shape {tuple(before.shape)}"
         )
+
+
+def show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
+    """After ``.grad`` of ``tensor`` has been filled: the hooks on its node see the gradient that came."""
+    run_post_hooks(leaf, {}, grad)

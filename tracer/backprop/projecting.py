@@ -36,6 +36,14 @@ def project_list(node: Node, step: Step | None, parents: tuple[Any, ...], result
     return projected
 
 
+def wrong_number(node: Node, step: Step, number: int) -> RuleResultError:
+    """The error for a joint formula that gave so many gradients, and not one for each of its inputs."""
+    return RuleResultError(
+        f"{origin_of(node, step)} returned {number} gradients for {len(step.parents)} inputs "
+        f"({', '.join(step.formula.wrt)}). Return one for each, None for a gradient of zero."
+    )
+
+
 def check_tensor(node: Node, step: Step | None, result: Any) -> None:
     """Raise ``RuleResultError`` for a gradient that is no tensor."""
     if not isinstance(result, torch.Tensor):

@@ -20,23 +20,24 @@ from typing import Any
 
 import torch
 
-from ops_registry.errors import GlassgradError, RuleResultError
-from ops_registry.rule import Step
+from ops_registry.errors import GlassgradError
+from ops_registry.rule import CallPlan, Step
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
-from tracer.backprop.bridge import backward_into_torch
+from tracer.backprop.bridge import backward_into_torch, not_recordable
 from tracer.backprop.hooks import (
     native_hooks,
     run_hooks,
     run_post_hooks,
     run_prehooks,
+    show_filled,
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
 from tracer.backprop.progress import begin, end, next_task
-from tracer.backprop.projecting import check_tensor, origin_of, project_list, project_onto, say_where
-from tracer.errors import FreedGraphError, UnsupportedError
+from tracer.backprop.projecting import check_tensor, project_list, project_onto, say_where, wrong_number
+from tracer.errors import FreedGraphError
 from tracer.graph import backward_order
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat, tensors_in
@@ -52,6 +53,8 @@ class Sweep:
 
     #: Whether the common node may be visited in the fast lane; off where a test holds the two lanes side by side.
     fast = True
+    #: Whether what each call passes on comes through ``_hand_on``, where a subclass looks at it. In the general lane alone.
+    watched = False
 
     def __init__(self, *, keep_graph: bool, create_graph: bool) -> None:
         self.keep_graph = keep_graph
@@ -114,22 +117,23 @@ class Sweep:
         ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited, or,
         with ``through_bridges``, to a place where the history goes on in torch's autograd.
         """
-        for node, grad in roots:
-            self._add(node, grad)
-            self.device = grad.device
+        self._begin_at(roots)
         self.order = order = hooked_leaves_early(backward_order(list(self.grads)))
         self.targets = targets
         self.needed = None if targets is None else nodes_needed_for(targets, order, through_bridges)
         self._visit_all(order)
         return self.found
 
+    def _begin_at(self, roots: Iterable[tuple[Node, torch.Tensor]]) -> None:
+        for node, grad in roots:
+            self._add(node, grad)
+            self.device = grad.device
+
     def run_inside(
         self, roots: Iterable[tuple[Node, torch.Tensor]], inside: list[Node], limits: list[Node]
     ) -> dict[Node, torch.Tensor]:
         """Carry the gradients of ``roots`` back through the nodes ``inside`` (newest first), and return those that reached ``limits``."""
-        for node, grad in roots:
-            self._add(node, grad)
-            self.device = grad.device
+        self._begin_at(roots)
         self.targets = set(limits)
         self.needed = {*inside, *limits}
         self.order = inside
@@ -188,7 +192,7 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    steps = self._steps(node)
+                    steps = self._steps(node, node.plan)
                     if recorded:
                         saved = reattach(node, saved)
                 try:
@@ -275,12 +279,17 @@ class Sweep:
             self._through_with_care(node, grad)
             return
         #: By position among the parents: what is to be passed on, held back while hooks look at it.
-        grad_inputs: dict[int, Any] | None = {} if node.extras is not None and node.extras.post_hooks else None
+        hooked = node.extras is not None and bool(node.extras.post_hooks)
+        grad_inputs: dict[int, Any] | None = {} if hooked or self.watched else None
         grad = self._gradients(node, grad, grad_inputs)
         if grad_inputs is not None:
-            run_post_hooks(node, grad_inputs, grad)
-            for position, result in grad_inputs.items():
-                self._deliver(node.parents[position], result)
+            if hooked:
+                run_post_hooks(node, grad_inputs, grad)
+            self._hand_on(node, grad, grad_inputs)
+
+    def _hand_on(self, node: CallNode | OpaqueNode, grad: Any, grad_inputs: dict[int, Any]) -> None:
+        for position, result in grad_inputs.items():
+            self._deliver(node.parents[position], result)
 
     def _gradients(self, node: CallNode | OpaqueNode, grad: Any, grad_inputs: dict[int, Any] | None) -> Any:
         """Let the rule, or the node itself, give the gradients of the inputs. Returns what hooks are shown as that of the result."""
@@ -306,8 +315,7 @@ class Sweep:
             raise
         finally:
             anomaly.visited.trace = outer
-        for position, result in grad_inputs.items():
-            self._deliver(node.parents[position], result)
+        self._hand_on(node, grad, grad_inputs)
 
     def _through_rule(self, node: CallNode, grad: Any, grad_inputs: dict[int, Any] | None) -> None:
         # 2 saved tensors
@@ -316,7 +324,12 @@ class Sweep:
             saved = reattach(node, saved)
         if not self.keep_graph:
             release(node)
-        for step in self._steps(node):
+        self._run_steps(node, node.plan, saved, grad, grad_inputs)
+
+    def _run_steps(
+        self, node: CallNode, plan: CallPlan, saved: tuple[Any, ...], grad: Any, grad_inputs: dict[int, Any] | None
+    ) -> None:
+        for step in self._steps(node, plan):
             try:
                 # 3 rule
                 results = step.call(grad, saved, step.needs)
@@ -329,12 +342,12 @@ class Sweep:
                 say_where(error, node)
                 raise
 
-    def _steps(self, node: CallNode) -> tuple[Step, ...]:
-        """The formulas of ``node`` that lead to a target."""
+    def _steps(self, node: CallNode, plan: CallPlan) -> tuple[Step, ...]:
+        """The formulas of ``node``, by its plan or another, that lead to a target."""
         needed = self.needed
         if needed is None:
-            return node.plan.steps
-        return node.plan.steps_for(
+            return plan.steps
+        return plan.steps_for(
             tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])
         )
 
@@ -355,11 +368,9 @@ class Sweep:
 
     def _in_flight(self) -> list[torch.Tensor]:
         """All gradients that the sweep holds."""
-        held = tensors_in(list(self.grads.values()))
-        held += [g for _, buffer in self.leaves for g in buffer]
-        held += [g for _, g in self.retained]
-        held += [g for _, g in self.bridged]
-        return [*held, *self.found.values()]
+        waiting = [g for _, buffer in self.leaves for g in buffer]
+        handed = [g for _, g in (*self.retained, *self.bridged)]
+        return [*tensors_in(list(self.grads.values())), *waiting, *handed, *self.found.values()]
 
     def _zero_at(self, node: Node) -> Any:
         """The zero gradient of a node that no other gradient has reached: a tensor where someone will look at it, else passed on unseen."""
@@ -386,10 +397,7 @@ class Sweep:
         if results is None:
             results = (None,) * len(step.parents)
         if len(results) != len(step.parents):
-            raise RuleResultError(
-                f"{origin_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
-                f"({', '.join(step.formula.wrt)}). Return one for each, None for a gradient of zero."
-            )
+            raise wrong_number(node, step, len(results))
         for result, position in zip(results, step.parents, strict=True):
             if position is not None:
                 self._pass_on(node, step, position, result, grad_inputs)
@@ -459,7 +467,7 @@ class Sweep:
         hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
         if extras is not None and (extras.prehooks or extras.post_hooks):
             buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(partial(self._show_filled, leaf, buffer[0]))
+            hooks.append(partial(show_filled, leaf, buffer[0]))
         if not hooks:
             self._fill_at_the_end(tensor, buffer)
             return
@@ -473,16 +481,9 @@ class Sweep:
         if buffer[0] is not None:
             self.leaves.append((tensor, buffer))
 
-    @staticmethod
-    def _show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
-        run_post_hooks(leaf, {}, grad)
-
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
-            raise UnsupportedError(
-                f"create_graph=True reached a tensor of shape {tuple(bridge.native.shape)} with a history in torch's own autograd, where "
-                f"the backward pass cannot be recorded. Track its leaves before they are used (tracer.track, nn.track)."
-            )
+            raise not_recordable(bridge.native)
         self.bridged.append((bridge.native, grad))
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
@@ -491,7 +492,7 @@ class Sweep:
         self._fill([(t, [g]) for t, g in self.retained])
         self._fill([(t, [g]) for t, g in inputs])
         if self.bridged:
-            backward_into_torch(self.bridged, None)
+            backward_into_torch(self.bridged, None, self.keep_graph)
 
     def _fill(self, entries: list[Entry]) -> None:
         if entries:

@@ -3,15 +3,40 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import os
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
 
+from ops_registry.errors import GlassgradError
+from ops_registry.torch_private import transform_parts
+from tracer.errors import TransformError, TransformValueError
 from tracer.func.handover import on_our_rules
 from tracer.func.reverse import scalar_hessian
 
 T = TypeVar("T", bound=Callable[..., Any])
+
+#: Where torch's own code of the transforms lies.
+_TORCH_TRANSFORMS = os.path.dirname(transform_parts.__file__)
+
+
+@contextmanager
+def _our_transform(name: str) -> Iterator[None]:
+    """A transform of ours runs: on our rules, and what torch's own code of it refuses is an error of ours."""
+    try:
+        with on_our_rules():
+            yield
+    except GlassgradError:
+        raise
+    except Exception as error:
+        *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+        if os.path.dirname(frame.f_code.co_filename) != _TORCH_TRANSFORMS:
+            raise  # raised by the function
+        kind = TransformValueError if isinstance(error, ValueError) else TransformError
+        raise kind(f"{name} cannot take these arguments, options, or results of the function: {error}") from error
 
 
 def _made_on_our_rules(transform: T) -> T:
@@ -19,11 +44,12 @@ def _made_on_our_rules(transform: T) -> T:
 
     @functools.wraps(transform)
     def make(*args: Any, **kwargs: Any) -> Callable[..., Any]:
-        made = transform(*args, **kwargs)
+        with _our_transform(transform.__name__):
+            made = transform(*args, **kwargs)
 
         @functools.wraps(made)
         def run(*inputs: Any, **keywords: Any) -> Any:
-            with on_our_rules():
+            with _our_transform(transform.__name__):
                 return made(*inputs, **keywords)
 
         return run
@@ -36,7 +62,7 @@ def _runs_on_our_rules(transform: T) -> T:
 
     @functools.wraps(transform)
     def run(*args: Any, **kwargs: Any) -> Any:
-        with on_our_rules():
+        with _our_transform(transform.__name__):
             return transform(*args, **kwargs)
 
     return run  # type: ignore[return-value]
@@ -53,7 +79,7 @@ jvp = _runs_on_our_rules(torch.func.jvp)
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
     """``torch.func.linearize``."""
-    with on_our_rules():
+    with _our_transform("linearize"):
         return torch.func.linearize(func, *primals)
 
 
@@ -63,7 +89,7 @@ def hessian(func: Callable[..., Any], argnums: Any = 0) -> Callable[..., Any]:
 
     @functools.wraps(func)
     def run(*args: Any) -> Any:
-        with on_our_rules():
+        with _our_transform("hessian"):
             found = scalar_hessian(func, args, argnums)
         return by_columns(*args) if found is None else found
 

@@ -26,6 +26,7 @@ from tracer.backprop.batched import refused_by_vmap
 from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
 from tracer.func.vmapped import batched
+from tracer.graph import backward_order
 from tracer.node import Node, flat
 from tracer.recording.levels import levels, physical
 from tracer.recording.parents import DIFFERENTIABLE, any_node
@@ -41,15 +42,22 @@ def fresh(tensor: Any, transform: str) -> Tensor:
             f"{transform} was asked for the derivative with respect to a tensor of {tensor.dtype}: only floating point and complex tensors "
             f"have one. Convert it, or leave it out (argnums)."
         )
-    if levels.open and type(tensor) is not Tensor and physical(tensor).requires_grad:
-        raise TransformError(
-            f"{transform} inside torch.vmap was given a tensor of shape {tuple(tensor.shape)} that torch's own autograd follows, which "
-            f"cannot be followed together with tracked tensors there. Track it before (tracer.track), or detach it."
-        )
+    if type(tensor) is not Tensor:
+        _refuse_followed_by_torch([tensor])
     if any_node(tensor) is not None:
-        return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))  # type: ignore[return-value]
+        return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))
     with DisableTorchFunctionSubclass():
         return tracked_alias(plain_alias(tensor)).requires_grad_()
+
+
+def _refuse_followed_by_torch(tensors: Sequence[torch.Tensor]) -> None:
+    """Raise ``TransformError`` for a batch that torch's own autograd follows inside ``torch.vmap``: what depends on it there is lost."""
+    for tensor in tensors if levels.open else ():
+        if is_batched(tensor) and physical(tensor).requires_grad:
+            raise TransformError(
+                f"a transform inside torch.vmap came to a tensor of shape {tuple(tensor.shape)} that torch's own autograd follows, which "
+                f"cannot be followed together with tracked tensors there. Track it before (tracer.track), or detach it."
+            )
 
 
 class Taped:
@@ -75,10 +83,16 @@ class Taped:
             stack.extend(flat(node.parents))
         return False
 
+    def leads_to(self, output: torch.Tensor) -> bool:
+        """Whether an output depends on an input."""
+        node = any_node(output)
+        return node is not None and not set(self.nodes).isdisjoint(backward_order([node]))
+
     def pull(
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
     ) -> list[torch.Tensor]:
         """The gradients of the inputs; zeros for one that the outputs do not depend on."""
+        _refuse_followed_by_torch(outputs)
         roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
             with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
@@ -97,6 +111,8 @@ class Taped:
     ) -> list[torch.Tensor]:
         """``pull`` for each of the batch of the innermost level in turn: a rule on the way cannot be vmapped."""
         level = levels.open[-1]
+        if not any(is_batched(c) and batch_level_of(c) == level.number for c in cotangents):
+            raise error
         if any(is_batched(o) and batch_level_of(o) == level.number for o in outputs):
             raise TransformError(
                 "a transform inside torch.vmap needs the gradient of a call whose rule cannot be vmapped (it decides by values). Call the "
@@ -137,6 +153,11 @@ def _split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
         raise TransformError(
             f"{transform}: with has_aux=True the function has to return a tuple (output, aux), and it returned {type(output).__name__}"
         )
+    for a in tree_flatten(output[1])[0]:
+        if not isinstance(a, torch.Tensor):
+            raise TransformError(
+                f"{transform}: with has_aux=True aux has to hold tensors alone, and it holds {type(a).__name__}"
+            )
     return output
 
 
@@ -145,6 +166,7 @@ def grad_and_value(
 ) -> tuple[Any, Any]:
     """The gradients of the scalar that ``func`` returns, and that scalar (with aux): ``torch.func.grad_and_value``."""
     title = "grad_and_value(f)(*args)"
+    check_argnums(argnums, len(args), title)
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, spec, returned = _taped(func, args, kwargs, argnums, title)
@@ -155,6 +177,11 @@ def grad_and_value(
             raise TransformError(
                 f"{title}: expected f(*args) to return a scalar tensor, got one of shape {tuple(output.shape)}. Reduce it, or use vjp or "
                 f"jacrev."
+            )
+        if output.is_complex():
+            raise TransformError(
+                f"{title}: expected f(*args) to return a real tensor, got one of {output.dtype}. Return its real part, or its absolute "
+                f"value."
             )
         recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]])
         one = torch.ones_like(plain_alias(output))
@@ -175,6 +202,19 @@ def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
     )
 
 
+def check_argnums(argnums: Any, count: int, transform: str) -> None:
+    """Raise ``TransformError`` for ``argnums`` that are neither one of ``count`` arguments nor a tuple of several different ones."""
+    listed = argnums if isinstance(argnums, tuple) else (argnums,)
+    if not listed or not all(isinstance(n, int) for n in listed):
+        raise TransformError(
+            f"{transform}: argnums has to be an int, or a tuple of ints that is not empty; got {argnums!r}"
+        )
+    if not all(-count <= n < count for n in listed):
+        raise TransformError(f"{transform}: argnums={argnums!r}, and there are {count} positional arguments")
+    if len({n % count for n in listed}) < len(listed):
+        raise TransformError(f"{transform}: argnums={argnums!r} names an argument twice")
+
+
 def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
@@ -185,7 +225,13 @@ def _taped(
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
     listed, spec = tree_flatten(_sliced(args, argnums))
     tape = Taped([fresh(x, title) for x in listed])
-    return tape, spec, func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+    returned = func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+    if any(x._node is not node for x, node in zip(tape.inputs, tape.nodes, strict=True)):
+        raise TransformError(
+            f"{title}: cannot follow a function that writes in place into what it differentiates with respect to, or into memory "
+            f"that this shares. Write into a clone."
+        )
+    return tape, spec, returned
 
 
 def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
@@ -214,6 +260,9 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
                     f"{title}: all outputs of f must be floating point or complex tensors, got one of {o.dtype}"
                 )
         beyond = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
+        _refuse_followed_by_torch(outputs)
+        # What is returned may be written in place before vjp_fn is called.
+        ends = [tracked_alias(o, any_node(o)) for o in outputs]
 
     def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
         given, given_spec = tree_flatten(cotangents)
@@ -221,15 +270,18 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
             raise TransformError(
                 f"vjp_fn was given cotangents of structure {given_spec}, and the outputs of the function have structure {out_spec}"
             )
-        for o, c in zip(outputs, given, strict=True):
-            if c.shape != o.shape:
+        for o, c in zip(ends, given, strict=True):
+            if not isinstance(c, torch.Tensor):
+                raise TransformError(f"vjp_fn takes tensors as cotangents, and was given {type(c).__name__}")
+            if c.shape != o.shape or c.is_complex() != o.is_complex():
                 raise TransformError(
-                    f"vjp_fn was given a cotangent of shape {tuple(c.shape)} for an output of shape {tuple(o.shape)}"
+                    f"vjp_fn was given a cotangent of shape {tuple(c.shape)} and {c.dtype} for an output of shape {tuple(o.shape)} and "
+                    f"{o.dtype}"
                 )
         wanted = torch.is_grad_enabled() if create_graph is None else create_graph
         recorded = wanted and (beyond or any(any_node(c) is not None for c in given))
         with torch.enable_grad():
-            return tree_unflatten(tape.pull(outputs, given, keep=retain_graph or recorded, recorded=recorded), spec)
+            return tree_unflatten(tape.pull(ends, given, keep=retain_graph or recorded, recorded=recorded), spec)
 
     value = tree_unflatten(outputs, out_spec)
     if not beyond:
@@ -244,15 +296,18 @@ class Linear:
     """
 
     def __init__(self, tape: Taped, outputs: Sequence[torch.Tensor], recorded: bool) -> None:
+        self.tape = tape
         self.outputs = outputs
         self.recorded = recorded
-        self._cotangents = [tracked_alias(torch.zeros_like(plain_alias(o))).requires_grad_() for o in outputs]
-        self._gradients = tape.pull(outputs, self._cotangents, keep=True, recorded=True)
+        self._followed = [o for o in outputs if o.dtype in DIFFERENTIABLE]
+        self._cotangents = [tracked_alias(torch.zeros_like(plain_alias(o))).requires_grad_() for o in self._followed]
+        self._gradients = tape.pull(self._followed, self._cotangents, keep=True, recorded=True)
 
     def push(self, tangents: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
         """The tangents of the outputs."""
         recorded = self.recorded or (torch.is_grad_enabled() and any(any_node(t) is not None for t in tangents))
-        return Taped(self._cotangents).pull(self._gradients, tangents, keep=keep or recorded, recorded=recorded)
+        pushed = iter(Taped(self._cotangents).pull(self._gradients, tangents, keep=keep or recorded, recorded=recorded))
+        return [next(pushed) if o.dtype in DIFFERENTIABLE else torch.zeros_like(o) for o in self.outputs]
 
 
 def _linear(
@@ -287,7 +342,7 @@ def jvp(
         raise TransformError(f"{title}: primals has to be a tuple, so that f(*primals) can be called")
     given = _checked_tangents(_sliced(primals, argnums), tangents, title)
     linear, value, out_spec, aux = _linear(func, primals, argnums, has_aux, title)
-    if strict and any(any_node(o) is None for o in linear.outputs):
+    if strict and not all(linear.tape.leads_to(o) for o in linear.outputs):
         raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
     pushed = tree_unflatten(linear.push(given, keep=False), out_spec)
     return (value, pushed, aux) if has_aux else (value, pushed)
@@ -305,11 +360,12 @@ def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Ten
     for p, t in zip(flat_primals, given, strict=True):
         if not isinstance(p, torch.Tensor) or not isinstance(t, torch.Tensor):
             raise TransformError(f"{title}: primals and tangents have to be tensors")
-        if p.shape != t.shape or p.dtype != t.dtype:
+        if p.shape != t.shape or (t.is_complex() and not p.is_complex()):
             raise TransformError(
-                f"{title}: a tangent has the shape and dtype of its primal; got {tuple(t.shape)}, {t.dtype} for {tuple(p.shape)}, {p.dtype}"
+                f"{title}: a tangent has the shape of its primal, and is complex only where that is; got {tuple(t.shape)}, {t.dtype} for "
+                f"{tuple(p.shape)}, {p.dtype}"
             )
-    return given
+    return [t.to(p.dtype) for p, t in zip(flat_primals, given, strict=True)]
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
@@ -319,6 +375,9 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
 
     def jvp_fn(*tangents: Any) -> Any:
         given = _checked_tangents(primals, tangents, title)
+        for p, t in zip(tree_flatten(primals)[0], tree_flatten(tangents)[0], strict=True):
+            if p.dtype != t.dtype:
+                raise TransformError(f"{title}: a tangent has the dtype of its primal; got {t.dtype} for {p.dtype}")
         return tree_unflatten(linear.push(given, keep=True), out_spec)
 
     return value, jvp_fn
@@ -357,10 +416,12 @@ def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents
 def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any) -> Any:
     """The Hessian of a scalar function in the structure of its inputs, twice: the gradient, then one sweep for all its elements.
 
-    None for a function that returns something else.
+    None for a function that returns something else than a real scalar.
     """
-    gradient = Gradient(func, args, argnums, "hessian(f)(*args)")
-    if not gradient.is_scalar:
+    title = "hessian(f)(*args)"
+    check_argnums(argnums, len(args), title)
+    gradient = Gradient(func, args, argnums, title)
+    if not (gradient.is_scalar and gradient.output.is_floating_point()):
         return None
     parts = gradient.parts
     sizes = [p.numel() for p in parts]
@@ -370,7 +431,7 @@ def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any
     rows = [block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)]
     columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
     blocks = [
-        tree_unflatten([c.reshape(*p.shape, *q.shape) for c, q in zip(split, parts, strict=True)], gradient.spec)
+        tree_unflatten([c.reshape((*p.shape, *q.shape)) for c, q in zip(split, parts, strict=True)], gradient.spec)
         for p, split in zip(parts, zip(*(c.split(sizes) for c in columns), strict=True), strict=True)
     ]
     return tree_unflatten(blocks, gradient.spec)

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,10 +24,14 @@ from ops_registry.torch_private import (
     vmap_parts,
 )
 from tracer.backprop.sweep import Sweep
+from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
-from tracer.recording.levels import Level, levels, note_argument, opened
+from tracer.recording.inplace import rewrite_argument
+from tracer.recording.levels import Argument, Level, levels, opened, physical, shares_memory
 from tracer.recording.parents import DIFFERENTIABLE
+from tracer.recording.results import mark
+from tracer.recording.views import WriteBan, ban_writes, base_of, views_of
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
 torch_flat_vmap: Callable[..., Any] = vmap_parts._flat_vmap
@@ -59,6 +63,7 @@ class VmapNode(OpaqueNode):
 
     __slots__ = ("inside", "level", "limits", "native", "out_dims", "roots")
 
+    inside: list[Node]
     #: None for a result is no gradient: the sweep inside begins with those that are there.
     none_is_zero = True
 
@@ -78,6 +83,12 @@ class VmapNode(OpaqueNode):
         return "the backward pass inside torch.vmap"
 
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        if recorded and self.native:
+            raise UnsupportedError(
+                "create_graph=True, or a transform of a transform, reached a function under torch.vmap in which torch's own autograd "
+                "follows a tensor beside tracked ones: that part of its backward pass cannot be recorded. Track it before (tracer.track, "
+                "nn.track)."
+            )
         grads = grad if isinstance(grad, tuple) else (grad,)
         given = [i for i, g in enumerate(grads) if g is not None]
         reached: list[int] = []
@@ -200,33 +211,95 @@ def flat_vmap(
 
 def batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
     """An argument as the vmapped function sees it."""
-    note_argument(level, arg)
     if type(arg) is not Tensor:
-        return add_batch_dim(arg, dim, level.number)
-    with DisableTorchFunctionSubclass():
-        inside = become_tracked(add_batch_dim(plain_alias(arg), dim, level.number))
-        if arg._node is not None:
-            inside._node = BatchedInput(arg._node, dim, level, inside.shape, inside.dtype)
+        inside = add_batch_dim(arg, dim, level.number)
+    else:
+        with DisableTorchFunctionSubclass():
+            inside = become_tracked(add_batch_dim(plain_alias(arg), dim, level.number))
+            if arg._node is not None:
+                inside._node = BatchedInput(arg._node, dim, level, inside.shape, inside.dtype)
+    level.arguments.append(Argument(arg, inside, dim))
     return inside
 
 
 def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) -> Any:
-    """The results of ``func`` outside of the level, with a history where they have one inside."""
+    """The results of ``func`` outside of the level, with a history where they have one inside; so too the arguments that it has written."""
     listed, spec = tree_flatten(outputs)
     with DisableTorchFunctionSubclass():
         dims = _dims_of(out_dims, outputs, spec)
         expanded = outputs if dims is None else tree_unflatten(list(map(partial(_expanded, level), listed, dims)), spec)
         results = vmap_parts._unwrap_batched(expanded, out_dims, level.number, level.batch_size, func)
         left, _ = tree_flatten(results)
-        fresh = [i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o]
-        carrying = [i for i in fresh if listed[i]._node is not None]
-        for i in fresh:
-            if listed[i]._node is None and left[i].dtype in DIFFERENTIABLE and not left[i].requires_grad:
-                become_tracked(left[i])
-        if carrying:
-            assert dims is not None
-            _give_history(level, [(left, i, listed[i]._node, dims[i]) for i in carrying])
+        fresh = [
+            i
+            for i, o in enumerate(listed)
+            if type(o) is Tensor and left[i] is not o and left[i].dtype in DIFFERENTIABLE
+        ]
+        owners, hidden = _owners(level, [listed[i] for i in fresh], [left[i] for i in fresh])
+        ways_out = [WayOut(left[i], listed[i], dims[i]) for i in fresh] if dims is not None else []
+        ways_out += [WayOut(tensor, inside, 0) for tensor, inside in hidden]
+        ways_out += [WayOut(a.outer, a.inside, a.dim) for a in level.arguments if a.written]
+        nodes = _histories(level, ways_out)
+        for argument, node in zip(
+            [a for a in level.arguments if a.written], nodes[len(fresh) + len(hidden) :], strict=True
+        ):
+            assert node is not None
+            rewrite_argument(argument, node)
+        for (tensor, _), node in zip(hidden, nodes[len(fresh) :], strict=False):
+            become_tracked(tensor, node)
+        for i, owner, node in zip(fresh, owners, nodes, strict=False):
+            left[i] = _outside_of(left[i], owner, node)
     return tree_unflatten(left, spec)
+
+
+class WayOut(NamedTuple):
+    """A tensor outside of a level, what it is inside, and the dimension along which the batch goes."""
+
+    outside: torch.Tensor
+    inside: torch.Tensor
+    dim: int
+
+
+def _owners(
+    level: Level, inside: list[torch.Tensor], outside: list[torch.Tensor]
+) -> tuple[list[torch.Tensor | None], list[tuple[torch.Tensor, torch.Tensor]]]:
+    """For each result the tensor whose memory it is a view of, as in torch; None for one that has its memory for itself.
+
+    That is an argument, what the function closes over, or, for results that share memory with one another, a tensor that nobody else
+    holds: those come second, each with what it is inside.
+    """
+    owners: list[torch.Tensor | None] = []
+    hidden: list[tuple[torch.Tensor, torch.Tensor]] = []
+    for i, (inner, result) in enumerate(zip(inside, outside, strict=True)):
+        base: Any = base_of(inner)
+        base = inner if base is None else base
+        if not (is_batched(inner) and batch_level_of(inner) == level.number):
+            owners.append(base)
+            continue
+        known = [*(a.outer for a in level.arguments), *(tensor for tensor, _ in hidden)]
+        owner = next((t for t in known if shares_memory(t, result)), None)
+        if owner is None and any(shares_memory(other, result) for other in outside[i + 1 :]):
+            owner = vmap_parts._remove_batch_dim(base, level.number, level.batch_size, 0)
+            hidden.append((owner, base))
+        owners.append(owner)
+    return owners, hidden
+
+
+def _outside_of(result: torch.Tensor, owner: torch.Tensor | None, node: Node | None) -> torch.Tensor:
+    """A result with its history, as a view of ``owner``, whose memory it shows."""
+    if physical(result).requires_grad and (node is None or is_batched(result)):
+        # torch's own autograd follows it too, to where the outermost level ends.
+        return result if node is None else become_tracked(result, node)
+    if owner is None:
+        return tracked_alias(result, node)
+    if (result.dtype, result.is_conj(), result.is_neg()) != (owner.dtype, owner.is_conj(), owner.is_neg()):
+        alias = tracked_alias(result, node)
+        ban_writes(alias, WriteBan.OF_A_BATCH)
+        base: Any = base_of(owner)
+        views_of(owner if base is None else base).append(weakref.ref(alias))
+        return alias
+    view = owner.as_strided(result.size(), result.stride(), result.storage_offset())
+    return mark(view, node, owner)
 
 
 def _expanded(level: Level, result: Any, dim: Any) -> Any:
@@ -247,15 +320,21 @@ def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any] | None:
     return vmap_parts._broadcast_to_and_flatten(out_dims, spec)
 
 
-def _give_history(level: Level, carrying: list[Any]) -> None:
-    """Let one node for the level be the history of its results."""
-    dims = [dim if dim >= 0 else dim + left[i].dim() for left, i, _, dim in carrying]
-    native = {index: left[i] for index, (left, i, _, _) in enumerate(carrying) if left[i].requires_grad}
-    node = VmapNode(level, [root for _, _, root, _ in carrying], dims, native)
+def _histories(level: Level, ways_out: list[WayOut]) -> list[Node | None]:
+    """The histories of what leaves the level: one node for all, with a result for each that has a history inside."""
+    carrying = [i for i, way in enumerate(ways_out) if getattr(way.inside, "_node", None) is not None]
+    histories: list[Node | None] = [None] * len(ways_out)
+    if not carrying:
+        return histories
+    ways = [ways_out[i] for i in carrying]
+    results = [way.outside for way in ways]
+    dims = [way.dim if way.dim >= 0 else way.dim + way.outside.dim() for way in ways]
+    native = {i: r for i, r in enumerate(results) if type(r) is not Tensor and r.requires_grad}
+    node = VmapNode(level, [way.inside._node for way in ways], dims, native)  # type: ignore[attr-defined]
     for inner in node.inside:
         inner.extra().level = level
-    results = [left[i] for left, i, _, _ in carrying]
     node.set_results(results, range(len(results)))
     enter(node, results)
-    for index, (left, i, _, _) in enumerate(carrying):
-        left[i] = tracked_alias(results[index], node.of_result(index, results[index]))
+    for index, i in enumerate(carrying):
+        histories[i] = node.of_result(index, results[index])
+    return histories

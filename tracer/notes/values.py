@@ -50,8 +50,10 @@ class Values(Mapping[str, Any]):
             alias = _alias(value)
             self.versions.append((alias, _NOT_COUNTED if value.is_inference() else value._version))
             return alias
-        if kind is tuple or kind is list:
-            return kind([self._kept(item) for item in value])
+        if kind is list:
+            return [self._kept(item) for item in value]
+        if isinstance(value, tuple) and kind is not torch.Size:  # of a call with several named results too
+            return tuple([self._kept(item) for item in value])
         return value
 
     def __getitem__(self, name: str) -> Any:

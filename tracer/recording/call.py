@@ -24,13 +24,14 @@ from tracer.graph import enter
 from tracer.node import CallNode
 from tracer.notes.cuts import asked, note_integers, note_unrecorded, note_without_gradient
 from tracer.recording.autocast import autocast_to_single
+from tracer.recording.forward_mode import alias_with_tangent
 from tracer.recording.inplace import check_write
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
 from tracer.recording.subclasses import refuse_lost_history
-from tracer.tracked_tensor import Tensor, plain_alias
+from tracer.tracked_tensor import Tensor
 
 NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
@@ -151,7 +152,7 @@ def _without_history(nest: Any, aliases: dict[int, torch.Tensor], originals: dic
         if type(nest) is Tensor or not nest.requires_grad:
             return nest
         if id(nest) not in aliases:
-            aliases[id(nest)] = plain_alias(nest)
+            aliases[id(nest)] = alias_with_tangent(nest)
             originals[id(aliases[id(nest)])] = nest
         return aliases[id(nest)]
     if isinstance(nest, dict):

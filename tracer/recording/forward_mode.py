@@ -9,6 +9,7 @@ import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, dual_level, make_dual, unpack_dual
 from tracer.errors import UnsupportedError
+from tracer.tracked_tensor import plain_alias
 
 _REMEDY = (
     "Use tracer.func.jvp (or torch.func.jvp), whose result has a history; or take the tangent outside of what is differentiated (under "
@@ -27,6 +28,20 @@ def no_history() -> Exception:
         "backward reached a dual number (torch.autograd.forward_ad.make_dual, unpack_dual): forward-mode AD is not recorded, so the "
         f"gradient that comes back through a tangent would be lost. {_REMEDY}"
     )
+
+
+def alias_with_tangent(native: torch.Tensor) -> torch.Tensor:
+    """A plain alias of a tensor of torch's own autograd, a dual number where that is one.
+
+    Raises ``UnsupportedError`` for a tangent that requires grad itself: its gradient would be lost.
+    """
+    alias, level = plain_alias(native), dual_level()
+    tangent = None if level < 0 else unpack_dual(native, level=level)[1]
+    if tangent is None:
+        return alias
+    if tangent.requires_grad:
+        raise no_history()
+    return make_dual(alias, tangent, level=level)
 
 
 def refuse_dual(output: torch.Tensor) -> None:

@@ -17,10 +17,10 @@ from ops_registry.torch_private import (
 )
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter, keeps_values
-from tracer.node import CallNode, Leaf, Node
+from tracer.node import CallNode, Leaf, Node, RaisingNode
 from tracer.notes.cuts import asked, note_unrecorded
 from tracer.notes.values import Values
-from tracer.recording.levels import is_argument, levels, physical
+from tracer.recording.levels import Argument, arguments_sharing, levels, physical
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
 from tracer.recording.saved import Saved, note_write, pack_saved, save, save_unpacked
@@ -92,6 +92,8 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         else:
             rewrite(target, node)
             note_write(target, rule.name)
+            if levels.open:
+                _note_written_arguments(target)
         return None if func is torch.Tensor.__setitem__ else target
 
 
@@ -153,6 +155,13 @@ def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: t
 def check_write(target: torch.Tensor, name: str) -> None:
     """Raise ``InPlaceError`` where torch forbids the write."""
     name = f"{name.rstrip('_')}_"
+    _check_memory(target, name)
+    if levels.open:
+        _check_write_into_arguments(target, name)
+
+
+def _check_memory(target: torch.Tensor, name: str) -> None:
+    """``check_write`` for what lies inside the innermost level of ``torch.vmap``."""
     if levels.open and type(target) is not Tensor:
         find_views_in_level(target)
     node = getattr(target, "_node", None)
@@ -163,11 +172,6 @@ def check_write(target: torch.Tensor, name: str) -> None:
             f"no longer has. Write under torch.no_grad(), or into a copy."
         )
     stored = target if base is None else base
-    if levels.open and is_argument(stored):
-        raise UnsupportedError(
-            f"{name} writes into an argument, of shape {tuple(target.shape)}, of a function under torch.vmap: what lies outside would not "
-            f"know of it. Write into a clone, and return it."
-        )
     if stored.is_nested or target.is_nested:
         refuse_nested(name)
     if stored.layout is not torch.strided:
@@ -191,8 +195,56 @@ def check_write(target: torch.Tensor, name: str) -> None:
         )
 
 
+def _check_write_into_arguments(target: torch.Tensor, name: str) -> None:
+    """``check_write`` for what lies outside, where ``target`` is an argument of vmapped functions, or a view of one.
+
+    Raises ``UnsupportedError`` where the function holds that memory by another way too: there the write would go unseen.
+    """
+    base: Any = base_of(target)
+    stored = target if base is None else base
+    for argument in arguments_sharing(stored):
+        if argument.inside is not stored or name.rstrip("_") in GEOMETRY:
+            raise UnsupportedError(
+                f"{name} writes into memory, shown in shape {tuple(target.shape)}, of an argument of a function under torch.vmap, which "
+                f"the function holds in other ways too: they would not know of it. Write into a clone, and return it."
+            )
+        _check_memory(argument.outer, name)
+        prepare(argument.outer, name)
+        base = base_of(argument.outer)
+        stored = argument.outer if base is None else base
+
+
+def _note_written_arguments(target: torch.Tensor) -> None:
+    """After a write into arguments of vmapped functions: what lies outside gets its history when their levels end, and none before."""
+    base: Any = base_of(target)
+    for argument in arguments_sharing(target if base is None else base):
+        outer, inside = argument.outer, argument.inside._node  # type: ignore[attr-defined]
+        rewrite_argument(
+            argument, enter(RaisingNode("written_argument", _unknown_yet, (inside,), outer.shape, outer.dtype))
+        )
+
+
+def rewrite_argument(argument: Argument, node: Node) -> None:
+    """Let ``node`` be the history, outside, of an argument that a vmapped function has written into."""
+    base: Any = base_of(argument.outer)
+    if not argument.written:
+        argument.written, argument.before = True, None if base is None else getattr(base, "_node", None)
+    elif base is not None:
+        base._node = argument.before
+    rewrite(argument.outer, node)
+
+
+def _unknown_yet() -> Exception:
+    return UnsupportedError(
+        "backward reached a tensor that a function under torch.vmap has written into as its argument, as it was used by another way before "
+        "the function returned. Use the argument itself, or write into a clone and return it."
+    )
+
+
 def write_recorded(target: torch.Tensor, node: Node, name: str) -> None:
     """``node`` is the history of ``target`` after a write that has been run: by a custom Function, or a function without a rule."""
     check_write(target, name)
     prepare(target, name)
     rewrite(target, node)
+    if levels.open:
+        _note_written_arguments(target)

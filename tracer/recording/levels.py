@@ -22,6 +22,19 @@ from tracer.node import Node, Versions, next_serial
 
 
 @dataclass(eq=False)
+class Argument:
+    """An argument of a vmapped function: ``outer`` as it is outside, ``inside`` as the function sees it, with the batch along ``dim``."""
+
+    outer: torch.Tensor
+    inside: torch.Tensor
+    dim: int
+    #: Whether the function has written into it and left a history.
+    written: bool = False
+    #: Where it is a view outside, the history of its base before that.
+    before: Node | None = None
+
+
+@dataclass(eq=False)
 class Level:
     """One level of ``torch.vmap``: its number, the size of its batch, and the serial number at which it began."""
 
@@ -30,8 +43,8 @@ class Level:
     start: int
     #: The level that was open around it.
     outer: Level | None
-    #: The memory of its arguments.
-    arguments: set[int] = field(default_factory=set)
+    #: While it is open.
+    arguments: list[Argument] = field(default_factory=list)
     #: The ended levels whose backward pass runs in this one: their batches are its own.
     stands_for: set[Level] = field(default_factory=set)
 
@@ -77,6 +90,7 @@ def opened(number: int, batch_size: int) -> Iterator[Level]:
         else:
             current.graph = outer
         levels.open.pop()
+        level.arguments.clear()
 
 
 def physical(tensor: torch.Tensor) -> torch.Tensor:
@@ -105,15 +119,9 @@ def shares_memory(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.layout is torch.strided and b.layout is torch.strided and _memory(a) == _memory(b)
 
 
-def is_argument(tensor: torch.Tensor) -> bool:
-    """Whether a tensor lies in the memory of an argument of an open level: there it is a view of what lies outside."""
-    return any(_memory(tensor) in level.arguments for level in levels.open if level.arguments)
-
-
-def note_argument(level: Level, tensor: torch.Tensor) -> None:
-    """Remember the memory of an argument."""
-    if tensor.layout is torch.strided:
-        level.arguments.add(_memory(tensor))
+def arguments_sharing(tensor: torch.Tensor) -> list[Argument]:
+    """The arguments of open levels that lie in the memory of a tensor, innermost level first: there it is a view of what lies outside."""
+    return [a for level in reversed(levels.open) for a in level.arguments if shares_memory(a.inside, tensor)]
 
 
 def physical_versions(versions: Versions) -> Versions:

@@ -8,6 +8,7 @@ second part alone. So no history is ever stale, and using a tensor never needs a
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from collections.abc import MutableMapping
 from enum import Enum
@@ -35,6 +36,7 @@ class WriteBan(Enum):
 
     ONE_OF_SEVERAL = "is one of several views that one call returned, which torch forbids to write into"
     OF_A_FUNCTION = "a custom Function returned, whose own backward the write would override"
+    OF_A_BATCH = "torch.vmap returned, and that shows the memory of another tensor as another dtype, or conjugated"
     MADE_UNDER_NO_GRAD = "was made under no_grad, and is written with gradients enabled"
 
 
@@ -114,7 +116,7 @@ def live_views(base: torch.Tensor) -> list[torch.Tensor]:
 def prepare(target: torch.Tensor, name: str) -> None:
     """Before a write into ``target``: find the views that are concerned, and raise where their history cannot be rewritten.
 
-    Raises ``UnsupportedError`` for a base with gaps in its memory, for views that show the memory as another dtype or conjugated, and for
+    Raises ``UnsupportedError`` for a base whose elements may share memory, for views that show it as another dtype or conjugated, and for
     views that the user has made leaves.
     """
     base: Any = base_of(target)
@@ -127,10 +129,11 @@ def prepare(target: torch.Tensor, name: str) -> None:
     if base is not target and all(v is not target for v in views):
         views_of(base).append(weakref.ref(target))
         views.append(target)
-    if not _is_dense(base):
+    if not _is_dense(base) and (_may_overlap(base) or _without_gaps(base, target) is None):
         raise UnsupportedError(
             f"{name}_ writes into memory that views share, of a tensor of shape {tuple(base.shape)} and strides {base.stride()} that has "
-            f"gaps or overlaps: recording that is not supported. Use the out-of-place op, or write into base.contiguous()."
+            f"overlaps, or gaps that the view reaches into: recording that is not supported. Use the out-of-place op, or write into "
+            f"base.contiguous()."
         )
     if _may_overlap(target):
         raise UnsupportedError(
@@ -160,7 +163,9 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
         old = getattr(base, "_node", None)
         parents = (node,) if old is None else (old, node)
         plan = _WRITE.plan(0b10 if old is None else 0b11)
-        bound: tuple[Any, ...] = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
+        bound: Any = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
+        if not _is_dense(base):
+            bound = _without_gaps(base, target)
         rebase(base, enter(CallNode(plan, parents, base.shape, base.dtype, *save(plan, bound, base, {})), base))
     for view in live_views(base):
         if view is not target and write_ban(view) in _STALE_AFTER_A_WRITE:
@@ -211,8 +216,49 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
+def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | None:
+    """The arguments of the write of ``view`` into ``base``, as without gaps in the base's memory; None where the view reaches there.
+
+    An argument of a vmapped function has gaps where its batch does not go along the dimension of the largest stride.
+    """
+    blocks: list[tuple[int, int]] = []  # stride and size of what lies side by side, largest stride first
+    for stride, size in sorted(zip(base.stride(), base.shape, strict=True), reverse=True):
+        if blocks and blocks[-1][0] == stride * size:
+            blocks[-1] = (stride, blocks[-1][1] * size)
+        elif size != 1:
+            blocks.append((stride, size))
+    sizes = [size for _, size in blocks]
+    dense = [math.prod(sizes[i + 1 :]) for i in range(len(sizes))]
+
+    def digits(distance: Any) -> list[int]:
+        """How far a step of ``distance`` goes along each block, and what is left."""
+        found = []
+        for stride, _ in blocks:
+            steps, distance = divmod(distance, stride)
+            found.append(steps)
+        return [*found, distance]
+
+    offset = view.storage_offset() - base.storage_offset()
+    if offset < 0:
+        return None
+    steps = [digits(s if n != 1 else 0) for s, n in zip(view.stride(), view.shape, strict=True)]
+    first = digits(offset)
+    last = [f + sum((n - 1) * s[i] for n, s in zip(view.shape, steps, strict=True)) for i, f in enumerate(first)]
+    if view.numel() and (last[-1] or any(position >= size for position, size in zip(last, sizes, strict=False))):
+        return None
+
+    def address(position: list[int]) -> int:
+        return sum(p * d for p, d in zip(position, dense, strict=False))
+
+    strides = [address(digits(s if n != 1 else 0)) for s, n in zip(base.stride(), base.shape, strict=True)]
+    like_base = torch.empty_strided(base.shape, strides, device="meta")
+    return like_base, view, tuple(view.size()), tuple([address(s) for s in steps]), address(first)
+
+
 def _may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
+    if tensor.numel() == 0:
+        return False
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
         if size != 1:

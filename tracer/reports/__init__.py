@@ -1,1 +1,1 @@
-"""Reports: what was recorded, and what a backward pass through it does. Each answers one question, in text and in rows."""
+"""Reports: questions about a graph and its backward pass, each answered with a verdict, the evidence and the fix."""

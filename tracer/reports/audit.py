@@ -1,134 +1,236 @@
-"""``audit``: which rule each recorded call will use in backward."""
+"""``audit``: which rule each call of a graph will use, where it is written, and which calls a replacement has left out."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
-import ops_registry
+import ops_registry.rules
+from ops_registry.composed import is_composed
+from ops_registry.errors import RuleError
+from ops_registry.formula import Formula
 from ops_registry.registry import RULES, find, op_name
+from ops_registry.rule import BODY, CallPlan, Rule
+from ops_registry.signatures import signature_of
 from ops_registry.sites import Site, short_line
-from ops_registry.unused import why_unused
-from tracer.graph import Graph
-from tracer.node import CallNode, Node, OpaqueNode, RaisingNode
-from tracer.recording.missing_rule import MissingRule
-from tracer.reports.report import Report, Row, place
+from ops_registry.spellings import canonical
+from ops_registry.unused import why_not_met
+from tracer.functions.function_node import FunctionNode
+from tracer.graph import Graph, backward_order
+from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, RaisingNode, tensors_in
+from tracer.reports.report import Report, Row, calls
 
-_SHIPPED = str(Path(ops_registry.__file__).parent / "rules")
+#: Where the rules stand that come with glassgrad.
+_SHIPPED = str(Path(ops_registry.rules.__file__).parent)
 
-#: How many places of one rule stand in the text.
-_SHOWN = 3
+#: An op: its name, or a function in any spelling.
+Op = str | Callable[..., Any]
 
 
-@dataclass
-class Audited(Row):
-    """The calls of one op that use one rule."""
+@dataclass(frozen=True)
+class AuditRow(Row):
+    """Calls of one op that use the same rule."""
 
-    columns: ClassVar[tuple[str, ...]] = ("op", "count", "kind", "rule", "sites")
     op: str
-    #: ``shipped``, ``registered`` by ``@backward``, ``replaced`` in a ``use`` block, ``replaced, wraps default``, ``its own`` (a custom
-    #: Function, a transform), or ``none``.
-    kind: str
-    #: ``file:line`` of each formula.
+    count: int
+    #: ``"shipped"`` with glassgrad, ``"registered"`` by ``@backward``, ``"replaced"`` by ``use``, ``"own backward"`` of a custom Function
+    #: or of what else needs no rule, ``"none"`` where backward will raise.
+    status: str
+    #: The formulas, each with its file and line.
     rule: str
-    nodes: list[Node] = field(default_factory=list, repr=False)
-
-    @property
-    def count(self) -> int:
-        """How many calls."""
-        return len(self.nodes)
-
-    @property
-    def sites(self) -> list[Site]:
-        """Where they were made, each place once, if a graph with sites was open."""
-        return list({(s.modules, s.line): s for node in self.nodes if (s := node.site) is not None}.values())
-
-    def cells(self) -> tuple[str, ...]:
-        places = list(dict.fromkeys(map(place, self.sites)))
-        more = f" and {len(places) - _SHOWN} more" if len(places) > _SHOWN else ""
-        rule = ", ".join(dict.fromkeys(short_line(part) for part in self.rule.split(", ")))
-        return self.op, str(self.count), self.kind, rule, ", ".join(places[:_SHOWN]) + more
+    #: Whether the rule asks ``default``, what it stands in the place of.
+    wraps: bool
+    #: Where the calls were made, in their order, as far as a graph with sites knows.
+    sites: list[Site] = field(default_factory=list)
 
 
-class Audit(Report):
-    """What ``audit`` found: a row for each op and rule, in the order of their first calls."""
+@dataclass(frozen=True)
+class MissingRow(Row):
+    """A call that a replacement has left out."""
 
-    columns = Audited.columns
+    op: str
+    site: Site | None
+    #: The rule that it will use.
+    rule: str
 
-    def missing(self, op: str | Callable[..., Any]) -> list[Site | None]:
-        """The calls of ``op``, a name or a function, that kept their own rule: those that a scope left out.
 
-        None stands for a call without a site.
+class Audit(Report[AuditRow]):
+    """What ``audit`` returns. ``missing`` asks further."""
+
+    def __init__(self, verdict: str, rows: Sequence[AuditRow], advice: Sequence[str], found: list[_Used]) -> None:
+        super().__init__(verdict, rows, advice)
+        self._found = found
+
+    def missing(self, op: Op | None = None) -> Report[MissingRow]:
+        """The calls of ``op`` that use no replaced rule, each with its site. ``op`` is a name, or a function in any spelling.
+
+        Left out: those of every op of which another call uses a replaced rule.
         """
-        name = _name(op)
-        return [
-            node.site
-            for row in self.rows
-            if _same(name, row.op) and not row.kind.startswith("replaced")
-            for node in row.nodes
-        ]
+        if op is None:
+            ops = {used.op for used in self._found if used.status == "replaced"}
+            asked, of = [used for used in self._found if used.op in ops], "ops with a replaced rule"
+        else:
+            wanted = _Wanted(op)
+            asked, of = [used for used in self._found if wanted.covers(used.op)], wanted.name
+        rows = [MissingRow(used.op, used.site, used.rule) for used in asked if used.status != "replaced"]
+        replaced = len(asked) - len(rows)
+        verdict = f"{of}: {len(rows)} of {calls(len(asked))} use no replaced rule"
+        advice = []
+        if op is not None and not asked:
+            counts = Counter(used.op for used in self._found)
+            verdict, advice = f"{of}: no call is in the graph", [wanted.reason(counts)]
+        elif rows and not replaced:
+            advice = [
+                "No call of it was made where a rule was replaced: the forward pass belongs inside the use block."
+            ]
+        elif rows:
+            advice = [
+                "Widen where= of the use block, or make these calls inside it."
+                + ("" if any(row.site for row in rows) else " tracer.Graph(sites=True) notes where they were made.")
+            ]
+        return Report(verdict, rows, advice)
 
 
-def audit(graph: Graph, ops: str | Callable[..., Any] | Iterable[str | Callable[..., Any]] | None = None) -> Audit:
-    """Which rule each call alive in ``graph`` will use: its file and line, shipped or replaced, how often, where.
+@dataclass(frozen=True)
+class _Used:
+    """What one call will use."""
 
-    ``ops``: these alone, names or functions in any spelling. One that never ran is named, with the ops in which it hides.
+    op: str
+    status: str
+    rule: str
+    wraps: bool
+    site: Site | None
+
+
+def audit(graph: Graph, ops: Op | Iterable[Op] | None = None) -> Audit:
+    """Which rule each call of ``graph`` will use in backward: one row for all calls of an op that use the same.
+
+    ``graph`` is one that recorded, or ``tracer.graph_of(loss)``. Calls inside ``torch.vmap``, and inside functions under a rule for the
+    whole, count. ``ops`` restricts it to these, by name or by function in any spelling; of one that never ran the advice says where it
+    hides. ``str()`` shows replaced rules first; ``missing(op)`` gives the calls that a replacement has left out.
+
+    Raises ``RuleError`` for a member of ``ops`` that is neither a name nor a function.
     """
-    given = None if ops is None else [ops] if isinstance(ops, str) or callable(ops) else list(ops)
-    names = None if given is None else [_name(op) for op in given]
-    rows: dict[Any, Audited] = {}
-    for node in graph.nodes():
-        if names is None or any(_same(name, node.op) for name in names):
-            kind, rule = _rule_of(node)
-            row = rows.setdefault((node.op, kind, rule), Audited(node.op, kind, rule))
-            row.nodes.append(node)
-    found = list(rows.values())
-    counts = graph.counts()
-    absent = [name for name in names or () if not any(_same(name, op) for op in counts)]
-    return Audit(_verdict(found), found, " ".join(why_unused(name, set(counts), counts) for name in absent))
+    found = [_used_by(node) for node in _calls_of(graph)]
+    given = [] if ops is None else [ops] if isinstance(ops, str) or callable(ops) else list(ops)
+    wanted = [_Wanted(op) for op in given]
+    counts = Counter(used.op for used in found)
+    kept = found if ops is None else [used for used in found if any(w.covers(used.op) for w in wanted)]
+    grouped: dict[tuple[Any, ...], list[_Used]] = {}
+    for used in kept:
+        grouped.setdefault((used.op, used.status, used.rule), []).append(used)
+    rows = [
+        AuditRow(
+            group[0].op,
+            len(group),
+            group[0].status,
+            group[0].rule,
+            any(used.wraps for used in group),
+            [used.site for used in group if used.site is not None],
+        )
+        for group in grouped.values()
+    ]
+    rows.sort(key=lambda row: (_ORDER.index(row.status), -row.count, row.op))
+    by_status = Counter(used.status for used in kept)
+    told = ", ".join(f"{by_status[status]} {status}" for status in _ORDER if by_status[status])
+    verdict = f"{calls(len(kept))}, by rule: {told}" if kept else "no calls"
+    advice = [w.reason(counts) for w in wanted if not any(w.covers(op) for op in counts)]
+    return Audit(verdict, rows, advice, found)
 
 
-def _verdict(rows: list[Audited]) -> str:
-    calls = Counter[str]()
-    for row in rows:
-        calls["replaced" if row.kind.startswith("replaced") else row.kind] += row.count
-    told = ", ".join(f"{count} {kind}" for kind, count in calls.items()) or "none"
-    return f"{sum(calls.values())} calls by the kind of their rule: {told}."
+#: In this order rows are shown: the most surprising first.
+_ORDER = ("none", "replaced", "registered", "own backward", "shipped")
 
 
-def _rule_of(node: Node) -> tuple[str, str]:
-    """The kind of a call's rule, and where it is written."""
-    if not isinstance(node, CallNode):
-        if isinstance(node, MissingRule | RaisingNode):
-            return "none", "backward raises there"
-        return "its own", node.origin if isinstance(node, OpaqueNode) else node.name()
-    rule, used = node.plan.rule, [step.formula for step in node.plan.steps]
-    filed = _filed(rule.name)
-    replaced = [formula for formula in used if formula.function not in filed]
-    if replaced:
-        kind = "replaced, wraps default" if any(formula.wraps for formula in replaced) else "replaced"
-    else:
-        kind = "shipped" if all(formula.location.startswith(_SHIPPED) for formula in used) else "registered"
-    return kind, rule.location
+class _Wanted:
+    """An op that was asked for."""
+
+    def __init__(self, op: Op) -> None:
+        if not isinstance(op, str) and not callable(op):
+            raise RuleError(f"audit() was asked about {op!r}, which is neither the name of an op nor a function")
+        self.op = op
+        spelling = None if isinstance(op, str) else find(op)
+        if isinstance(op, str):
+            self.name = op if op in RULES else canonical(op.rstrip("_"))
+        else:
+            self.name = op_name(op) if spelling is None else spelling.rule.name
+
+    def covers(self, name: str) -> bool:
+        """Whether a call is of the op, or of one of its overloads (``torch.max``)."""
+        return name == self.name or name.startswith(f"{self.name}.")
+
+    def reason(self, counts: Counter[str]) -> str:
+        """Why no call of it is in the graph."""
+        rule = RULES.get(self.name)
+        if rule is None and not isinstance(self.op, str):
+            rule = Rule(self.name, signature_of(self.op))
+        if rule is not None and not isinstance(self.op, str) and is_composed(rule, self.op):
+            return (
+                f"{self.name} is made of other ops, which stand here under their own names. A rule for it inside ops_registry.use holds "
+                f"for the call as a whole."
+            )
+        return why_not_met(self.name, set(counts), counts)
 
 
-def _filed(name: str) -> list[Any]:
-    """The formulas that are registered for an op, in place too."""
-    rule = RULES.get(name)
-    rules = () if rule is None else (rule, rule.in_place_rule)
-    return [formula.function for filed in rules if filed is not None for formula in filed.formulas]
+def _calls_of(graph: Graph) -> list[Node]:
+    """The calls of a graph, oldest first, and those recorded inside others."""
+    seen: dict[Node, None] = {}
+    waiting = list(graph.nodes())
+    while waiting:
+        node = waiting.pop()
+        if node in seen or isinstance(node, Leaf | Output | Bridge):
+            continue
+        seen[node] = None
+        waiting.extend(getattr(node, "inside", ()))  # of a level of torch.vmap
+        if BODY in node.saved_names and node.saved is not None:
+            body = node.saved[node.saved_names.index(BODY)]
+            roots = [t._node for t in tensors_in(body.results) if t.requires_grad]  # type: ignore[attr-defined]
+            waiting.extend(_above(backward_order(roots), node))
+    return sorted((n for n in seen if n.op not in ("argument", "batched_input")), key=lambda n: n.serial)
 
 
-def _name(op: str | Callable[..., Any]) -> str:
-    if isinstance(op, str):
-        return op
-    spelling = find(op)
-    return op_name(op) if spelling is None else spelling.rule.name
+def _above(order: list[Node], call: Node) -> list[Node]:
+    """The calls of a body: what was recorded before its arguments is not of it."""
+    first = max((n.serial for n in order if n.op == "argument"), default=0)
+    return [n for n in order if n.serial > first]
 
 
-def _same(name: str, op: str) -> bool:
-    """Whether a node's ``op`` is the op ``name``, or an overload of it."""
-    return op == name or op.startswith(f"{name}.")
+def _used_by(node: Node) -> _Used:
+    if isinstance(node, CallNode):
+        used = list(node.plan.formulas())
+        own = [f for step in node.plan.steps for f in (step.formula,)]
+        statuses = {_status(node.plan, formula) for formula in own}
+        status = next(s for s in ("replaced", "registered", "shipped") if s in statuses or s == "shipped")
+        told = own if status == "shipped" else [f for f in own if _status(node.plan, f) == status]
+        if status == "shipped":
+            told = [f for f in node.plan.rule.formulas if f in told] or told
+        rule = ", ".join(dict.fromkeys(f"{_name(f)} ({short_line(f.location)})" for f in told))
+        return _Used(node.op, status, rule, any(f.wraps for f in used), node.site)
+    if isinstance(node, RaisingNode):
+        return _Used(node.op, "none", "backward raises here", False, node.site)
+    origin = node.origin if isinstance(node, OpaqueNode) else node.name()
+    if isinstance(node, FunctionNode):
+        origin = f"{node.backward.__name__} of {node.title}"
+    return _Used(node.op, "own backward", origin, False, node.site)
+
+
+def _name(formula: Formula) -> str:
+    return getattr(formula.function, "__name__", "?")
+
+
+def _status(plan: CallPlan, formula: Formula) -> str:
+    """Where a formula of a call comes from."""
+    if formula.location.startswith(_SHIPPED):
+        return "shipped"
+    registered = RULES.get(plan.rule.name)
+    theirs = () if registered is None else (*registered.formulas, *_in_place(registered))
+    if any(formula.function is f.function for f in theirs):
+        return "registered"
+    return "replaced"
+
+
+def _in_place(rule: Rule) -> tuple[Formula, ...]:
+    return () if rule.in_place_rule is None else rule.in_place_rule.formulas

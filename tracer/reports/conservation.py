@@ -1,90 +1,172 @@
-"""``conservation``: where the sum of value times gradient is not passed on unchanged."""
+"""``conservation``: where the sum of value times gradient that comes to a call is not what goes on to its inputs."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from ops_registry.sites import Site
-from tracer.backprop.visits import Visit, visits
-from tracer.graph import Graph
-from tracer.node import CallNode, Leaf
-from tracer.reports.report import Report, Row
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.errors import NoHistoryError, NotNotedError, OverwrittenError
+from tracer.graph import Graph, backward_order
+from tracer.node import Bridge, CallNode, Leaf, Node, flat
+from tracer.reports.report import Report, Row, calls
+from tracer.reports.steps import Step, input_names, steps
+
+#: As whose parameters torch's own ops take their arguments of these names.
+_PARAMETERS = frozenset({"weight", "bias"})
 
 
-@dataclass
+@dataclass(frozen=True)
 class Flow(Row):
-    """What came into one call from behind, and what it passed on."""
+    """The flow through one call."""
 
-    columns: ClassVar[tuple[str, ...]] = ("op", "flow_in", "flow_out", "leak", "site")
     op: str
-    #: The sum of its result times the gradient of its result.
-    flow_in: float
-    #: The sum of its inputs times their gradients, parameters left out.
-    flow_out: float
+    #: ``come - gone``: what stays in the call, or, below zero, what it adds.
+    leak: float
+    #: The sum of value times gradient over the results, and over the inputs that are no parameters.
+    come: float
+    gone: float
     site: Site | None
 
-    @property
-    def leak(self) -> float:
-        """What came in and did not go on."""
-        return self.flow_in - self.flow_out
 
+def conservation(loss: torch.Tensor, graph: Graph) -> Report[Flow]:
+    """The flow, sum(value * gradient), that comes to every call of ``loss`` and that goes on to its inputs; the largest leak first.
 
-class Conservation(Report):
-    """What ``conservation`` found: a row a call, the largest leak first."""
+    A gradient, or the relevance that replaced rules pass on in its place, is conserved where both are the same. A linear layer without
+    bias conserves gradient times input, as do relu and sums; a bias keeps ``bias * gradient``, and a product of two activations gives
+    twice what it got. Parameters count for nothing: leaves that are an ``nn.Parameter`` or that an op takes as its ``weight`` or ``bias``,
+    and what is made of these alone. Of complex tensors the real part of the inner product counts.
 
-    columns = Flow.columns
-
-
-def conservation(loss: torch.Tensor, graph: Graph, grad_outputs: Any = None) -> Conservation:
-    """The flow ``sum(value * gradient)`` in and out of each call between ``loss`` and its inputs.
-
-    A rule of relevance conserves it; so do the gradients of ops that are linear in one input, or scale with it, as relu does. A bias leaks
-    what it adds. Parameters (``nn.Parameter``) do not count as inputs. ``grad_outputs`` weights ``loss`` as in ``torch.autograd.grad``; the
-    graph is retained. Raises ``NotNotedError`` where ``graph`` was not open with ``values=True``. Calls that have no rule, of custom
-    Functions, are left out.
+    Only leaks beyond rounding are told in the verdict; ``rows`` has every call. Needs the values: raises ``NotNotedError`` where the
+    forward pass was not recorded inside ``tracer.Graph(values=True)``, and ``NoHistoryError`` where no input requires grad.
     """
-    rows = [_flow(visit, graph) for visit in visits(loss, grad_outputs) if isinstance(visit.node, CallNode)]
-    rows.sort(key=lambda row: -abs(row.leak))
-    lost = sum(abs(row.leak) for row in rows)
-    if not rows:
-        return Conservation("No call with a rule leads to this loss.")
-    worst = rows[0]
-    largest = max(abs(row.flow_in) for row in rows)
-    if lost <= 1e-5 * largest * len(rows):
-        return Conservation(f"Conserved: each of {len(rows)} calls passes on what comes in, to rounding.", rows)
-    return Conservation(
-        f"Not conserved: {lost:.4g} is lost or added in {len(rows)} calls, most of it, {abs(worst.leak):.4g}, in {worst.op}.",
+    node = getattr(loss, "_node", None)
+    order = [] if node is None else backward_order([node])
+    flowing = _flowing(order)
+    if order and not flowing:
+        raise NoHistoryError(
+            "conservation() follows the flow from the loss to the inputs of the network, and none of them requires grad: all leaves are "
+            "parameters. Call requires_grad_() on the input before the forward pass."
+        )
+    values = _Values(order, graph)
+    rows, leaks = [], []
+    for step in steps(loss):
+        if isinstance(step.node, CallNode) and any(p in flowing for p in flat(step.node.parents)):
+            row, rounding = _flow(step, values, flowing)
+            rows.append(row)
+            if not abs(row.leak) <= rounding:
+                leaks.append(row)
+    rows.sort(key=lambda row: (row.leak == row.leak, -abs(row.leak)))  # nan first
+    total = sum(row.leak for row in leaks)
+    if not leaks:
+        return Report(f"conserved: all of {calls(len(rows))} pass on the flow that comes to them", rows)
+    largest = rows[0]
+    return Report(
+        f"not conserved: {len(leaks)} of {calls(len(rows))} leak, {total:.4g} in sum; the largest leak is {largest.leak:.4g}, in "
+        f"{largest.op}",
         rows,
+        ["Leave out the bias, or replace the rule of the op by one that conserves what you follow (ops_registry.use)."],
     )
 
 
-def _flow(visit: Visit, graph: Graph) -> Flow:
-    node, values = visit.node, graph.values_of(visit.node)
-    flow_in = 0.0 if visit.grad is None else _product(values["result"], visit.grad)
-    flow_out = sum(
-        _product(values[visit.names[position]], passed)
-        for position, passed in visit.passed.items()
-        if passed is not None and not _is_parameter(node.parents[position])
-    )
-    return Flow(node.op, flow_in, flow_out, node.site)
+def _flow(step: Step, values: _Values, flowing: set[Node]) -> tuple[Flow, float]:
+    """The flow through one call, and how far rounding may put it off."""
+    come, gone = _Sum(), _Sum()
+    come.add(values.result(step.node), step.grad)
+    names = input_names(step.node)
+    for name, parent, grad in zip(names, step.node.parents, step.inputs, strict=True):
+        if grad is None:
+            continue
+        if type(parent) is not tuple:
+            if parent in flowing:
+                gone.add(values.argument(step.node, name, parent), grad)
+            continue
+        for i, (one, g) in enumerate(zip(parent, grad, strict=True)):
+            if g is not None and one in flowing:
+                gone.add(values.argument(step.node, name, one, i), g)
+    rounding = max(come.precision, gone.precision) ** 0.5 * max(come.size, gone.size)
+    return Flow(step.op, come.total - gone.total, come.total, gone.total, step.site), rounding
 
 
-def _is_parameter(parent: Any) -> bool:
-    return isinstance(parent, Leaf) and isinstance(parent.variable, torch.nn.Parameter)
+class _Values:
+    """What the calls were given and returned. Of what was overwritten in place since, another call may have a copy: the one that wrote."""
+
+    def __init__(self, order: Iterable[Node], graph: Graph) -> None:
+        self.graph = graph
+        #: By node: the calls that take its result, under which name, and where in a list.
+        self.uses: dict[Node, list[tuple[Node, str, int | None]]] = {}
+        for node in order:
+            for name, parent in zip(input_names(node), node.parents, strict=True) if isinstance(node, CallNode) else ():
+                for i, one in enumerate(parent if type(parent) is tuple else (parent,)):
+                    self.uses.setdefault(one, []).append((node, name, i if type(parent) is tuple else None))
+
+    def result(self, node: Node) -> Any:
+        """What a call returned."""
+        try:
+            return self.graph.values_of(node)["result"]
+        except OverwrittenError as error:
+            return self._elsewhere(node, error)
+
+    def argument(self, node: Node, name: str, parent: Node, position: int | None = None) -> Any:
+        """An argument of a call, or the one at ``position`` in a list; ``parent`` is the node that made it."""
+        try:
+            value = self.graph.values_of(node)[name]
+            return value if position is None else value[position]
+        except OverwrittenError as error:
+            return self._elsewhere(parent, error)
+
+    def _elsewhere(self, made_by: Node, error: OverwrittenError) -> Any:
+        for user, name, position in self.uses.get(made_by, ()):
+            try:
+                value = self.graph.values_of(user)[name]
+            except (OverwrittenError, NotNotedError):
+                continue
+            return value if position is None else value[position]
+        raise error
 
 
-def _product(value: Any, grad: Any) -> float:
-    """``sum(value * grad)`` in double precision, over lists too; of complex ones the real part."""
-    if grad is None or not isinstance(value, torch.Tensor | list | tuple):
-        return 0.0
-    if isinstance(value, list | tuple):
-        grads = grad if isinstance(grad, list | tuple) else [grad]
-        differentiable = [v for v in value if isinstance(v, torch.Tensor) and (v.is_floating_point() or v.is_complex())]
-        shown = value if len(grads) == len(value) else differentiable
-        return sum(_product(v, g) for v, g in zip(shown, grads, strict=True))
-    wide = torch.complex128 if value.is_complex() or grad.is_complex() else torch.float64
-    product = value.to(wide) * grad.to(wide).conj()
-    return float(product.sum().real)
+class _Sum:
+    """A sum of values times gradients, of the sizes of its terms, and the coarsest precision among them."""
+
+    def __init__(self) -> None:
+        self.total = self.size = self.precision = 0.0
+
+    def add(self, value: Any, grad: Any) -> None:
+        """Add a tensor times its gradient; of several results, those with one."""
+        if isinstance(grad, tuple):
+            for v, g in zip(value, grad, strict=True):
+                self.add(v, g)
+            return
+        if grad is None:
+            return
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            self.precision = max(self.precision, torch.finfo(grad.dtype).eps)
+            wide = torch.complex128 if grad.is_complex() or value.is_complex() else torch.float64
+            value, grad = (t.to_dense() if t.layout is not torch.strided else t for t in (value, grad))
+            terms = (value.detach().to(wide).conj() * grad.detach().to(wide)).real
+            self.total += float(terms.sum())
+            self.size += float(terms.abs().sum())
+
+
+def _flowing(order: Iterable[Node]) -> set[Node]:
+    """The nodes that the flow goes through: leaves that are no parameters, and all that depends on one."""
+    nodes = list(order)
+    named = {
+        parent
+        for node in nodes
+        if isinstance(node, CallNode)
+        for name, parent in zip(input_names(node), node.parents, strict=True)
+        if name in _PARAMETERS and isinstance(parent, Leaf)
+    }
+    flowing: set[Node] = set()
+    for node in reversed(nodes):
+        if isinstance(node, Leaf):
+            if node not in named and not isinstance(node.variable, torch.nn.Parameter):
+                flowing.add(node)
+        elif isinstance(node, Bridge) or any(parent in flowing for parent in flat(node.parents)):
+            flowing.add(node)
+    return flowing

@@ -1,117 +1,163 @@
-"""What every report is: a verdict, rows of evidence, and what to do about it."""
+"""What all reports have in common: a verdict, rows of evidence, advice; as text, and as plain values for ``json``."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
-from typing import Any, ClassVar
+from dataclasses import fields
+from typing import Any, Generic, TypeVar
 
 import torch
 
 from ops_registry.sites import Site, short_line
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+
+#: How many rows the text of a report shows; ``rows`` has all of them.
+SHOWN = 50
 
 
 class Row:
-    """One row of a report. ``columns`` name the attributes that stand in the table."""
+    """One line of evidence. A subclass is a dataclass: its fields are the columns, but for those with ``repr=False``."""
 
-    columns: ClassVar[tuple[str, ...]] = ()
+    @classmethod
+    def columns(cls) -> tuple[str, ...]:
+        """The names of the columns."""
+        return tuple(f.name for f in fields(cls) if f.repr)  # type: ignore[arg-type]
 
-    def cells(self) -> tuple[str, ...]:
-        """The row as text, a cell a column."""
-        return tuple(as_text(getattr(self, name)) for name in self.columns)
+    def cells(self) -> list[str]:
+        """What the text shows, column by column."""
+        return [as_text(getattr(self, name)) for name in self.columns()]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The columns, as values that ``json`` can write."""
+        return {name: as_plain(getattr(self, name)) for name in self.columns()}
 
     def __str__(self) -> str:
-        return "  ".join(cell for cell in self.cells() if cell)
+        shown = zip(self.columns(), self.cells(), strict=True)
+        return "  ".join(f"{name} {cell}" for name, cell in shown if cell)
 
 
-class Report:
-    """The answer to one question: ``str()`` gives it as text, ``rows`` hold the evidence, ``to_dict()`` is for a file."""
+R = TypeVar("R", bound=Row)
 
-    #: What the columns of its table are called.
-    columns: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, verdict: str, rows: Sequence[Any] = (), fix: str = "") -> None:
+class Report(Generic[R]):
+    """A verdict in one sentence, the rows that show it, and what to do about it. Iterating goes over the rows."""
+
+    def __init__(self, verdict: str, rows: Sequence[R] = (), advice: Sequence[str] = ()) -> None:
         self.verdict = verdict
         self.rows = list(rows)
-        #: What to do about it; empty where there is nothing.
-        self.fix = fix
+        self.advice = list(advice)
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns; none where there are no rows."""
+        return self.rows[0].columns() if self.rows else ()
 
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.rows)
+    def to_dict(self) -> dict[str, Any]:
+        """All of it, as values that ``json`` can write: ``verdict``, ``columns``, ``rows``, ``advice``. A tensor is told by its kind."""
+        return {
+            "verdict": self.verdict,
+            "columns": list(self.columns),
+            "rows": [row.to_dict() for row in self.rows],
+            "advice": list(self.advice),
+        }
 
     def __str__(self) -> str:
         parts = [self.verdict]
         if self.rows:
-            parts.append(aligned(self.columns, [row.cells() for row in self.rows]))
-        if self.fix:
-            parts.append(self.fix)
-        return "\n".join(parts)
+            parts.append(table(self.columns, [row.cells() for row in self.rows[:SHOWN]]))
+        if len(self.rows) > SHOWN:
+            parts.append(f"and {len(self.rows) - SHOWN} more rows")
+        return "\n".join(parts + self.advice)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Verdict, rows and fix as numbers, texts, lists and dicts, which ``json`` can write.
+    __repr__ = __str__
 
-        A tensor becomes its shape, dtype and norm.
-        """
-        rows = [{name: as_plain(getattr(row, name)) for name in row.columns} for row in self.rows]
-        return {"report": type(self).__name__.lower(), "verdict": self.verdict, "rows": rows, "fix": self.fix}
+    def __iter__(self) -> Iterator[R]:
+        return iter(self.rows)
 
+    def __len__(self) -> int:
+        return len(self.rows)
 
-def aligned(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as text: numbers to the right, all else to the left."""
-    table = [list(columns), *map(list, rows)]
-    widths = [max(len(line[i]) for line in table) for i in range(len(columns))]
-    right = [all(_is_number(row[i]) for row in rows) for i in range(len(columns))]
-    lines = []
-    for line in table:
-        cells = [c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True)]
-        lines.append("  " + "  ".join(cells).rstrip())
-    return "\n".join(lines)
+    def __bool__(self) -> bool:
+        return True  # a report without rows is an answer too
 
 
-def _is_number(text: str) -> bool:
-    return not text or text.replace(",", "").replace(".", "").replace("-", "").replace("e+", "").isdigit()
+def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Rows of cells under their names, in aligned columns; those of numbers are flush right. Columns in which all is empty are left out."""
+    shown = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    lines = [[columns[i] for i in shown], *[[row[i] for i in shown] for row in rows]]
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    right = [all(_is_number(row[i]) for row in rows if row[i]) for i in shown]
+    aligned = [
+        "  ".join(c.rjust(w) if r else c.ljust(w) for c, w, r in zip(line, widths, right, strict=True))
+        for line in lines
+    ]
+    return "\n".join(f"  {line.rstrip()}" for line in aligned)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        float(cell.replace(",", "").rstrip("%"))
+    except ValueError:
+        return False
+    return True
 
 
 def as_text(value: Any) -> str:
-    """One value as it stands in a table."""
+    """A cell as text."""
     if value is None:
         return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, float):
+        return f"{value:.4g}"
     if isinstance(value, Site):
         return place(value)
     if isinstance(value, torch.Tensor):
-        return f"|{norm(value):.3g}| {list(value.shape)}"
-    if isinstance(value, float):
-        return f"{value:.4g}"
+        return f"{kind(value)}, norm {norm(value):.4g}"
     if isinstance(value, list | tuple):
-        return ", ".join(as_text(item) for item in value)
+        texts = [as_text(item) for item in value]
+        return ", ".join(texts[:3]) + (f" and {len(texts) - 3} more" if len(texts) > 3 else "")
     return str(value)
 
 
 def as_plain(value: Any) -> Any:
-    """One value as ``json`` can write it."""
+    """A cell as a value that ``json`` can write."""
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else str(value)  # JSON has no infinity
     if isinstance(value, Site):
         return {"op": value.op, "module": value.module, "line": value.line}
     if isinstance(value, torch.Tensor):
-        return {"shape": list(value.shape), "dtype": str(value.dtype).removeprefix("torch."), "norm": norm(value)}
-    if isinstance(value, dict):
-        return {str(name): as_plain(item) for name, item in value.items()}
+        return {"kind": kind(value), "norm": as_plain(norm(value))}
     if isinstance(value, list | tuple):
         return [as_plain(item) for item in value]
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
-
-
-def norm(tensor: torch.Tensor) -> float:
-    """The Euclidean norm of a plain tensor of any layout and dtype."""
-    dense = tensor.to_dense() if tensor.layout is not torch.strided else tensor
-    wide = dense.to(torch.complex128 if dense.is_complex() else torch.float64)
-    return float(torch.linalg.vector_norm(wide))
+    return str(value)
 
 
 def place(site: Site | None) -> str:
-    """Where a call was made: ``file.py:12 in layer4.0``; empty where nobody noted it."""
+    """``model.py:12 in layer4.1``; empty where no site is known."""
     if site is None:
         return ""
-    line = "" if site.line is None else short_line(site.line)
+    line = "an unknown line" if site.line is None else short_line(site.line)
     return f"{line} in {site.module}" if site.module else line
+
+
+def kind(tensor: torch.Tensor) -> str:
+    """``float32[3, 4]``."""
+    return f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+
+
+def norm(tensor: torch.Tensor) -> float:
+    """The root of the sum of squares, of a tensor in any layout."""
+    with DisableTorchFunctionSubclass(), torch.no_grad():
+        values = tensor.detach()
+        if values.layout is not torch.strided:
+            values = values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
+        return float(torch.linalg.vector_norm(values.to(torch.complex128 if values.is_complex() else torch.float64)))
+
+
+def calls(count: int) -> str:
+    """``1 call``, ``5 calls``."""
+    return "1 call" if count == 1 else f"{count:,} calls"

@@ -1,130 +1,170 @@
-"""``tracer.steps``: the backward pass, one call at a time."""
+"""``tracer.steps``: the backward pass one call at a time, by the engine's own sweep."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
-from support.leaves import leaf
+import torch.nn.functional as F
 
-import ops_registry
 import tracer
+from tracer.backprop.progress import current_graph_task_id
 
 
-def test_each_step_shows_what_came_and_what_goes_on() -> None:
-    x, y = leaf(2.0), leaf(3.0)
-    first, second, *leaves = tracer.steps((x * y).exp())
-    value = torch.tensor([6.0], dtype=torch.float64).exp()
-    assert (first.op, second.op) == ("exp", "mul")
-    torch.testing.assert_close(first.inputs["input"], value)
-    torch.testing.assert_close(second.grad, value)
-    torch.testing.assert_close(second.inputs, {"input": 3 * value, "other": 2 * value})
-    assert [step.op for step in leaves] == ["leaf", "leaf"]
-    assert {step.grad.item() for step in leaves} == {(3 * value).item(), (2 * value).item()}
+def leaf(*shape: int) -> torch.Tensor:
+    return tracer.tensor(torch.randn(*shape, dtype=torch.float64), requires_grad=True)
 
 
-def test_the_leaves_add_up_what_the_calls_pass_on() -> None:
-    x = leaf(1.0, 2.0)
-    last = list(tracer.steps((x * x).sum() + x.sum()))[-1]
-    assert last.node is x._node and last.grad.tolist() == [3.0, 5.0]
+class Double(tracer.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
 
 
-def test_the_graph_is_retained_and_grad_stays_as_it_was() -> None:
-    x = leaf(1.0)
-    y = x.exp()
-    x.grad = torch.ones(1, dtype=torch.float64)
-    assert len(list(tracer.steps(y))) == len(list(tracer.steps(y))) == 2
-    assert x.grad.item() == 1.0
-    y.backward()
+def in_place(x: torch.Tensor) -> torch.Tensor:
+    y = x * 1
+    y[0].mul_(3)
+    y.tanh_()
+    return y.sum()
 
 
-def test_inputs_are_projected() -> None:
-    x, y = leaf(1.0), leaf(1.0, 2.0, 3.0)
-    step = next(s for s in tracer.steps((x * y).sum()) if s.op == "mul")
-    assert step.inputs["input"].tolist() == [6.0] and step.inputs["other"].tolist() == [1.0, 1.0, 1.0]
+def several(x: torch.Tensor) -> torch.Tensor:
+    values, _ = x.max(dim=0)
+    a, b = x.chunk(2)
+    return (values * a * b).sum() + torch.cat([a, x]).sum()
 
 
-def test_a_call_with_several_results_is_shown_a_tuple() -> None:
-    first, _ = leaf(3.0, 1.0).unbind()
-    step = next(s for s in tracer.steps(first * 5) if s.op == "unbind")
-    assert step.grad == (torch.tensor(5.0).double(), None) and step.inputs["input"].tolist() == [5.0, 0.0]
+PROGRAMS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "in place": in_place,
+    "several results": several,
+    "a Function": lambda x: (Double.apply(x) * x).sum(),
+    "a checkpoint": lambda x: tracer.checkpoint(lambda t: t.tanh().exp(), x).sum(),
+    "vmap": lambda x: torch.vmap(lambda row: (row * x[0]).tanh())(x).sum(),
+    "a view": lambda x: (x.t() @ x)[0].sum(),
+    "a zero gradient": lambda x: (x * torch.sign(x)).sum() + x.round().sum(),
+}
 
 
-def test_an_input_that_is_a_list_has_a_list_of_gradients() -> None:
-    x, y = leaf(1.0), leaf(2.0)
-    step = next(s for s in tracer.steps(torch.cat([x, y]), torch.tensor([3.0, 4.0]).double()) if s.op == "cat")
-    assert [g.item() for g in step.inputs["tensors"]] == [3.0, 4.0]
+@pytest.mark.parametrize("program", PROGRAMS.values(), ids=PROGRAMS)
+def test_the_last_steps_are_the_gradients_of_the_leaves(program: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    x = leaf(2, 3)
+    loss = program(x)
+    (right,) = torch.autograd.grad(loss, x, retain_graph=True)
+    *calls, last = tracer.steps(loss)
+    assert last.tensor is x and torch.equal(last.grad, right)
+    assert calls and x.grad is None
+    (again,) = torch.autograd.grad(loss, x)  # the graph was retained
+    assert torch.equal(again, right)
 
 
-def test_a_gradient_of_zero_is_none_at_each_call_that_it_passes() -> None:
-    x = leaf(1.5)
-    shown = {step.op: (step.grad, step.inputs) for step in tracer.steps(x.exp().floor().sin())}
-    assert shown["floor"][1] == {"input": None}
-    assert shown["exp"] == (None, {"input": None})
-    assert shown["leaf"][0].tolist() == [0.0]
+def test_a_step_has_the_gradient_that_came_and_those_that_go_on_by_name() -> None:
+    x, w, b = leaf(2, 3), leaf(4, 3), leaf(4)
+    loss = F.linear(x, w, b).sum()
+    one = next(step for step in tracer.steps(loss) if step.op == "linear")
+    g = torch.ones(2, 4, dtype=torch.float64)
+    assert torch.equal(one.grad, g)
+    assert torch.equal(one.inputs.input, g @ w.detach())
+    assert torch.equal(one.inputs.weight, g.T @ x.detach())
+    assert torch.equal(one.inputs[2], g.sum(0)) and one.inputs[2].shape == b.shape  # after projection
+    assert "linear" in str(one) and "weight" in str(one)
 
 
-def test_hooks_run_and_what_they_return_is_shown() -> None:
-    x = leaf(1.0)
+def test_inputs_that_want_no_gradient_are_left_out() -> None:
+    w = leaf(4, 3)
+    step = next(s for s in tracer.steps(F.linear(torch.ones(2, 3, dtype=torch.float64), w).sum()) if s.op == "linear")
+    assert step.inputs._fields == ("weight",)
+
+
+def test_a_gradient_of_zero_is_none_and_its_calls_have_steps_too() -> None:
+    x = leaf(3)
+    found = {step.op: step for step in tracer.steps((x * 2).tanh().round().sum())}
+    assert found["round"].inputs == (None,) and found["tanh"].grad is None and found["mul"].inputs == (None,)
+    assert torch.equal(found["leaf"].grad, torch.zeros(3, dtype=torch.float64))
+
+
+def test_several_results_give_a_tuple_with_none() -> None:
+    x = leaf(4)
+    (step,) = [s for s in tracer.steps(x.chunk(2)[1].sum()) if isinstance(s.grad, tuple)]
+    assert step.grad[0] is None and torch.equal(step.grad[1], torch.ones(2, dtype=torch.float64))
+
+
+def test_between_steps_no_sweep_is_in_progress() -> None:
+    x = leaf(3)
+    loss = x.tanh().exp().sum()
+    for _ in tracer.steps(loss):
+        assert current_graph_task_id() == -1 and torch.is_grad_enabled()
+        torch.autograd.grad((x * 2).sum(), x)
+
+
+def test_a_pass_that_is_dropped_leaves_nothing_behind() -> None:
+    x = leaf(3)
+    loss = x.tanh().exp().sum()
+    next(iter(tracer.steps(loss)))
+    loss.backward()
+    assert torch.allclose(x.grad, (x.detach().tanh().exp() * (1 - x.detach().tanh() ** 2)))
+
+
+def test_hooks_on_tensors_run_and_those_on_filled_gradients_do_not() -> None:
+    x = leaf(3)
     y = x * 2
-    y.register_hook(lambda grad: grad * 10)
-    step = next(s for s in tracer.steps(y.exp()) if s.op == "mul")
-    torch.testing.assert_close(step.grad, 10 * y.detach().exp())
+    y.retain_grad()
+    y.register_hook(lambda g: g * 10)
+    filled: list[Any] = []
+    x.register_post_accumulate_grad_hook(filled.append)
+    last = list(tracer.steps(y.sum()))[-1]
+    assert torch.equal(last.grad, torch.full((3,), 20.0, dtype=torch.float64))
+    assert filled == [] and y.grad is None
 
 
-def test_a_replaced_rule_is_the_one_that_runs() -> None:
-    x = leaf(1.0)
-    with ops_registry.use({torch.exp: lambda grad: grad * 7}):
-        y = x.exp()
-    assert next(tracer.steps(y)).inputs["input"].tolist() == [7.0]
+def test_callbacks_of_hooks_are_called_at_the_end() -> None:
+    x, called = leaf(3), []
+    y = x.tanh()
+    y.register_hook(lambda g: torch.autograd.Variable._execution_engine.queue_callback(lambda: called.append(1)))
+    for _ in tracer.steps(y.exp().sum()):
+        assert not called
+    assert called == [1]
 
 
-def test_a_function_of_the_users_is_a_step() -> None:
-    class Double(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx, x):
-            return x * 2
-
-        @staticmethod
-        def backward(ctx, grad):
-            return grad * 2
-
-    step = next(tracer.steps(Double.apply(leaf(1.0)), torch.ones(1).double()))
-    assert step.inputs == {"0": torch.tensor([2.0]).double()}
+def test_several_outputs_are_weighted() -> None:
+    x = leaf(3)
+    last = list(tracer.steps([x * 2, x * 3], [torch.ones(3, dtype=torch.float64), 2.0]))[-1]
+    assert torch.equal(last.grad, torch.full((3,), 8.0, dtype=torch.float64))
 
 
-def test_it_may_be_left_half_way() -> None:
-    x = leaf(1.0)
-    y = x.exp().sin()
-    walk = tracer.steps(y)
-    next(walk)
-    (inside,) = torch.autograd.grad(x.cos(), x)
-    assert torch.is_grad_enabled() and torch._C._current_graph_task_id() == -1
-    assert next(walk).op == "exp"
-    del walk
-    y.backward()
-    assert inside.item() == pytest.approx(-0.8414709848)
-
-
-def test_a_step_names_its_site_where_a_graph_knows_it() -> None:
+def test_sites_are_known_where_a_graph_noted_them() -> None:
+    x = leaf(3)
     with tracer.Graph(sites=True):
-        y = torch.nn.Sequential(torch.nn.Tanh())(leaf(1.0))
-    step = next(tracer.steps(y))
-    assert step.site is not None and step.site.module == "0" and "test_steps.py:" in repr(step)
+        loss = x.tanh().sum()
+    step = next(s for s in tracer.steps(loss) if s.op == "tanh")
+    assert step.site is not None and "test_steps.py" in str(step)
 
 
-def test_an_error_of_a_rule_is_raised_at_its_step() -> None:
-    def failing(grad):
-        raise ValueError("not here")
-
-    with ops_registry.use({torch.exp: failing}):
-        y = leaf(1.0).exp().sin()
-    walk = tracer.steps(y)
-    assert next(walk).op == "sin"
-    with pytest.raises(ValueError, match="not here"):
-        next(walk)
-    assert torch.is_grad_enabled()
-
-
-def test_a_tensor_without_a_history_is_refused() -> None:
+def test_arguments_are_looked_at_at_once() -> None:
+    with pytest.raises(tracer.GradientArgumentError):
+        tracer.steps(leaf(3) * 2)
     with pytest.raises(tracer.NoHistoryError):
-        list(tracer.steps(tracer.tensor([1.0])))
+        tracer.steps(torch.ones(()))
+
+
+def test_a_history_in_torch_ends_with_the_gradient_that_arrives_there() -> None:
+    native = torch.ones(3, dtype=torch.float64, requires_grad=True)
+    between = native * 2
+    last = list(tracer.steps((leaf(3) * between).sum()))
+    (step,) = [s for s in last if s.op == "torch"]
+    assert step.grad.shape == (3,) and native.grad is None
+
+
+def test_other_rules_can_be_stepped_through() -> None:
+    x = leaf(4)
+    with tracer.Graph(values=True):
+        loss = x.relu().sum()
+    *_, last = tracer.steps(loss, rules={torch.relu: lambda grad: grad * 5})
+    assert torch.equal(last.grad, torch.full((4,), 5.0, dtype=torch.float64))
+    *_, plain = tracer.steps(loss)
+    assert torch.equal(plain.grad, (x.detach() > 0).double())

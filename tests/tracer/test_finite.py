@@ -1,0 +1,110 @@
+"""``tracer.Graph(finite=True)``: whether the result of each call was finite."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from support.leaves import leaf32
+
+import tracer
+from tracer.notes.calls import KEPT_CALLS
+
+BIG = torch.full((10,), 3e38)
+
+
+def finite_of(run: Callable[[Any], Any], x: torch.Tensor) -> bool | None:
+    """What is said of the last call."""
+    with tracer.Graph(finite=True) as graph:
+        y = run(x)
+    call = graph.calls()[-1]
+    del y
+    return call.finite
+
+
+def tracked(value: torch.Tensor) -> tracer.Tensor:
+    return tracer.tensor(value, requires_grad=True)
+
+
+RESULTS: list[tuple[str, bool | None, Callable[[Any], Any], torch.Tensor]] = [
+    ("finite", True, lambda x: x * 2, torch.ones(3)),
+    ("nan", False, lambda x: x.log(), torch.tensor([1.0, -1.0])),
+    ("inf", False, lambda x: x.log(), torch.tensor([1.0, 0.0])),
+    ("plus inf", False, lambda x: 1 / x, torch.tensor([1.0, 0.0])),
+    ("inf and minus inf", False, lambda x: 1 / x, torch.tensor([0.0, -0.0])),
+    ("nan in a large one", False, lambda x: x.log(), torch.cat([torch.ones(9999), -torch.ones(1)])),
+    ("minus inf in a large one", False, lambda x: x.log(), torch.cat([torch.ones(9999), torch.zeros(1)])),
+    ("large values whose sum overflows", True, lambda x: x * 1, BIG),
+    ("many of them", True, lambda x: x * 1, BIG.repeat(1000)),
+    ("half precision", True, lambda x: x * 1, torch.full((5000,), 60000.0, dtype=torch.float16)),
+    ("bfloat16", False, lambda x: x.log(), torch.zeros(3, dtype=torch.bfloat16)),
+    ("double", True, lambda x: x * 1, torch.full((3,), 1e308, dtype=torch.float64)),
+    ("complex", True, lambda x: x * 1, torch.tensor([3e38 + 3e38j])),
+    ("complex nan", False, lambda x: x * 1, torch.tensor([complex(0, float("nan"))])),
+    ("conjugated", False, lambda x: x.conj(), torch.tensor([complex(0, float("inf"))])),
+    ("empty", True, lambda x: x * 1, torch.ones(0)),
+    ("no dimension", False, lambda x: x.sum() / 0, torch.ones(2)),
+    ("sparse", True, lambda x: x.to_sparse(), torch.eye(3)),
+    ("sparse nan", False, lambda x: x.to_sparse(), torch.tensor([[float("nan"), 0.0]])),
+    ("several results", False, lambda x: x.split(1), torch.tensor([1.0, float("nan")])),
+    ("values beside indices", True, lambda x: x.sort(), torch.tensor([2.0, 1.0])),
+    ("meta", None, lambda x: x * 1, torch.ones(2, device="meta")),
+    ("float8", None, lambda x: x.to(torch.float8_e4m3fn), torch.ones(2)),
+]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "expected", "run", "value"), RESULTS, ids=[r[0] for r in RESULTS])
+def test_it_is_right_or_says_that_it_cannot_tell(
+    name: str, expected: bool | None, run: Callable[[Any], Any], value: torch.Tensor
+) -> None:
+    assert finite_of(run, tracked(value)) is expected
+
+
+def test_a_value_that_is_mended_in_place_later_was_not_finite_at_the_call() -> None:
+    x = leaf32(0.0, 1.0)
+    with tracer.Graph(finite=True) as graph:
+        y = x.log()
+        y.clamp_(min=-10)
+    assert [call.finite for call in graph.calls()][:2] == [False, True]
+
+
+def test_a_call_that_is_gone_is_remembered() -> None:
+    with tracer.Graph(finite=True) as graph:
+        leaf32(-1.0).log()
+    (call,) = graph.calls()
+    assert (call.alive, call.finite) == (False, False)
+
+
+def test_without_finite_it_is_unknown() -> None:
+    with tracer.Graph(sites=True) as graph:
+        leaf32(-1.0).log()
+    assert graph.calls()[0].finite is None
+
+
+def test_nothing_is_read_at_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(*_: Any) -> Any:
+        raise AssertionError("a call waited for a value")
+
+    x = leaf32(1.0, 2.0)
+    with tracer.Graph(finite=True) as graph:
+        with monkeypatch.context() as patch:
+            for name in ("item", "tolist", "__bool__", "__float__", "numpy"):
+                patch.setattr(torch.Tensor, name, read)
+            for _ in range(3000):
+                x * 2
+        assert all(call.finite for call in graph.calls())
+
+
+def test_what_is_known_of_calls_that_are_gone_is_bounded() -> None:
+    x = leaf32(1.0)
+    with tracer.Graph(finite=True) as graph:
+        for _ in range(4 * KEPT_CALLS):
+            x * 2
+        notes = graph._finite
+        assert notes is not None
+        graph.calls()
+        assert len(notes._known) <= 2 * KEPT_CALLS + 1025
+    assert all(call.finite for call in graph.calls())
