@@ -41,7 +41,7 @@ class Scope:
         elif _is_line(where):
             self.holds = self._by_line
 
-    def holds_at(self, op: str) -> bool:
+    def may_hold_here(self, op: str) -> bool:
         """Whether calls of ``op`` made where this thread is may be in the scope: a predicate, which may ask for arguments, is not asked."""
         return callable(self.where) or self.holds(op, tuple)
 

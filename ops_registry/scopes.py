@@ -141,7 +141,7 @@ def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | 
     layer = active.table
     while isinstance(layer, _Layer):
         for name, replacement in layer._replacements.items() if layer.began <= native_call else ():
-            if any(map(replacement.covers, ops)) and (layer._scope is None or layer._scope.holds_at(name)):
+            if any(map(replacement.covers, ops)) and (layer._scope is None or layer._scope.may_hold_here(name)):
                 return name
         layer = layer.outer
     return None
