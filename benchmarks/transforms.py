@@ -111,12 +111,72 @@ def per_sample() -> dict[str, Callable[[], object]]:
     }
 
 
+def chain(x: torch.Tensor) -> torch.Tensor:
+    """75 pointwise ops."""
+    for _ in range(25):
+        x = (x * 1.01).sin() + 0.1
+    return x
+
+
+def tangent_of_a_network() -> dict[str, Callable[[], object]]:
+    """``jvp``, and the same by transposing the whole function."""
+    x, v = torch.randn(64), torch.randn(64)
+    native, tracked = frozen(network()), frozen(nn.track(network()))
+    return {
+        "torch.func.jvp": lambda: torch.func.jvp(native, (x,), (v,)),
+        "tracer.func.linearize": lambda: tracer.func.linearize(tracked, x)[1](v),
+        "tracer.func.jvp": lambda: tracer.func.jvp(tracked, (x,), (v,)),
+    }
+
+
+def tangent_of_a_chain() -> dict[str, Callable[[], object]]:
+    """The same for small pointwise ops."""
+    x, v = torch.randn(64), torch.randn(64)
+    return {
+        "torch.func.jvp": lambda: torch.func.jvp(chain, (x,), (v,)),
+        "tracer.func.linearize": lambda: tracer.func.linearize(chain, x)[1](v),
+        "tracer.func.jvp": lambda: tracer.func.jvp(chain, (x,), (v,)),
+    }
+
+
+def jacobian_by_columns() -> dict[str, Callable[[], object]]:
+    """64 tangents, batched."""
+    x, columns = torch.randn(64), torch.eye(64)
+    native, tracked = frozen(network()), frozen(nn.track(network()))
+
+    def transposed() -> object:
+        return torch.vmap(lambda v: tracer.func.linearize(tracked, x)[1](v))(columns)
+
+    return {
+        "torch.func.jacfwd": lambda: torch.func.jacfwd(native)(x),
+        "tracer.func.linearize, vmapped": transposed,
+        "tracer.func.jacfwd": lambda: tracer.func.jacfwd(tracked)(x),
+    }
+
+
+def forward_over_reverse() -> dict[str, Callable[[], object]]:
+    """``jvp`` of ``grad``."""
+    x, v = torch.randn(64), torch.randn(64)
+    native, tracked = frozen(network()), frozen(nn.track(network()))
+    of_torch = torch.func.grad(lambda z: native(z).pow(2).sum())
+    ours = tracer.func.grad(lambda z: tracked(z).pow(2).sum())
+    return {
+        "torch.func.jvp of grad": lambda: torch.func.jvp(of_torch, (x,), (v,)),
+        "tracer.func.linearize of grad": lambda: tracer.func.linearize(ours, x)[1](v),
+        "tracer.func.jvp of grad": lambda: tracer.func.jvp(ours, (x,), (v,)),
+    }
+
+
 TASKS = {
     "64 cotangents, one sweep": batched_rows,
     "Jacobian, 64 rows": jacobian,
     "Hessian-vector product": hessian_vector_product,
     "Hessian, 64 x 64": hessian,
     "per-sample gradients, 32 samples": per_sample,
+    "tangent of a network": tangent_of_a_network,
+    "tangent of 75 pointwise ops": tangent_of_a_chain,
+    "Jacobian, 64 columns": jacobian_by_columns,
+    "forward over reverse": forward_over_reverse,
 }
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def moved(model: torch.nn.Module, rules: Any) -> float:
     return ((gradient(model, rules) - plain).norm() / plain.norm()).item()
 
 
-def audited(where: str) -> tuple[Any, list[Any]]:
+def audited(where: str) -> tuple[Any, Any]:
     """Which rules GPT-2's activations will use under one for tanh that holds in ``where``, and the calls of tanh that it left out."""
     model = nn.track(gpt2())
     with tracer.Graph(sites=True) as graph, ops_registry.use({torch.tanh: halved}, where=where):
@@ -97,7 +97,7 @@ def main() -> None:
     print("An audit shows where: a rule for torch.tanh in the first block alone.")
     report, missing = audited("transformer.h.0")
     print(textwrap.indent(str(report), "    "))
-    print("    calls of tanh that it left out:", *missing)
+    print(textwrap.indent(str(missing), "    "))
     print("BERT, a rule for torch.softmax:")
     show(complaint(bert(), TOKENS, {torch.softmax: halved}))
     print("The same where it computes its attention step by step, or with a rule for the attention as a whole:")

@@ -23,6 +23,7 @@ class Kind(Enum):
     DECOMPOSITION = "decomposition"
     COMPOSED = "composed"
     NO_GRADIENT = "no gradient"
+    OBSERVED = "observed"
 
     # Looked up in a dictionary at every call: Enum's own hash is a Python function.
     __hash__ = object.__hash__
@@ -117,13 +118,40 @@ class Spelling:
         values = dict(self.defaults)
         values.update(zip(self.order, args, strict=False))
         for name, value in kwargs.items():
-            known = "input" if name == "self" else name if name in names else NUMPY_NAMES.get(name, name)
+            known = self._known(name)
             if known not in names and known != "out" and isinstance(value, torch.Tensor):
                 raise UnsupportedCallError(
                     f"{self.rule.name} got a tensor as '{name}', which its signature ({', '.join(names)}) has not"
                 )
             values[known] = value
         return tuple([values.get(n) for n in names])
+
+    def mapped(
+        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[str, Any], Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The same call with ``function(name, value)`` for each argument, by the rule's name; what it leaves to a default stays so."""
+        if self.varargs:
+            args = gather_varargs(args)
+        new_args = tuple([function(name, arg) for name, arg in zip(self.order, args, strict=False)])
+        return new_args, {name: function(self._known(name), value) for name, value in kwargs.items()}
+
+    def _known(self, name: str) -> str:
+        """The rule's name for a keyword."""
+        return "input" if name == "self" else name if name in self.rule.signature.names else NUMPY_NAMES.get(name, name)
+
+
+class ObservedSpelling(Spelling):
+    """A spelling whose calls are made by ``observe(spelling, func, args, kwargs)``, which is given the one ``beneath``."""
+
+    __slots__ = ("beneath", "bottom", "observe")
+
+    def __init__(self, beneath: Spelling, observe: Callable[..., Any]) -> None:
+        self.func, self.rule, self.inplace = beneath.func, beneath.rule, beneath.inplace
+        self.kind, self.fast, self.choose, self.by_overload = Kind.OBSERVED, False, None, False
+        self.beneath = beneath
+        #: The one that nobody observes.
+        self.bottom: Spelling = beneath.bottom if isinstance(beneath, ObservedSpelling) else beneath
+        self.observe = observe
 
 
 def gather_varargs(args: tuple[Any, ...]) -> tuple[Any, ...]:

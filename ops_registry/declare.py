@@ -27,7 +27,7 @@ def passes_through(*funcs: Callable[..., Any], wrt: str | tuple[str, ...] | None
     def passes_through(grad: Any) -> Any:
         return grad
 
-    _register(passes_through, funcs, wrt)
+    _register(passes_through, funcs, wrt, symmetric=True)
 
 
 def zero_gradient(*funcs: Callable[..., Any], wrt: str | tuple[str, ...] | None = None) -> None:
@@ -36,7 +36,7 @@ def zero_gradient(*funcs: Callable[..., Any], wrt: str | tuple[str, ...] | None 
     The result stays part of the graph, unlike one of an op of ``no_gradient``; nothing is saved for it, and no memory is taken for the
     zeros. ``wrt`` as for ``passes_through``.
     """
-    _register(_zero_formula(), funcs, wrt)
+    _register(_zero_formula(), funcs, wrt, symmetric=True)
 
 
 def self_adjoint(*kernels: Callable[..., Any], wrt: str) -> None:
@@ -48,7 +48,7 @@ def self_adjoint(*kernels: Callable[..., Any], wrt: str) -> None:
     conjugate. It does not hold for kernels that change the shape (pooling, padding), gather (``glu_backward``) or reduce (losses).
     """
     for kernel in kernels:
-        _register(_adjoint_formula(kernel, wrt), (kernel,), wrt)
+        _register(_adjoint_formula(kernel, wrt), (kernel,), wrt, linear=True)
 
 
 def no_gradient(func: Callable[..., Any], *more: Callable[..., Any], reads_values: bool = True) -> None:
@@ -104,11 +104,14 @@ def _adjoint_formula(kernel: Callable[..., Any], wrt: str) -> Callable[..., Any]
 
 
 def _register(
-    formula: Callable[..., Any], funcs: tuple[Callable[..., Any], ...], wrt: str | tuple[str, ...] | None
+    formula: Callable[..., Any],
+    funcs: tuple[Callable[..., Any], ...],
+    wrt: str | tuple[str, ...] | None,
+    **words: bool,
 ) -> None:
     formula.declared_at = _caller()  # type: ignore[attr-defined]
     for name in wrt if isinstance(wrt, tuple) else (wrt,):
-        backward(*funcs, wrt=name)(formula)
+        backward(*funcs, wrt=name, **words)(formula)  # type: ignore[arg-type]
 
 
 def _caller() -> str:

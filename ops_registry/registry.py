@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import types
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import replace as copy_with
 from typing import Any, TypeVar
@@ -29,13 +29,24 @@ RULES: dict[str, Rule] = {}
 lock = threading.RLock()
 
 
+class Layer(dict[Callable[..., Any], Spelling]):
+    """A table over another, ``outer``, that remembers what it has looked up there. Tables are told apart by identity."""
+
+    def __init__(self, outer: Mapping[Callable[..., Any], Spelling]) -> None:
+        super().__init__()
+        self.outer = outer
+        changes.layers.add(self)
+
+    __hash__ = object.__hash__  # type: ignore[assignment]
+    __eq__ = object.__eq__
+
+
 class _Changes:
     """How often the table has changed, and who has to hear of it."""
 
     def __init__(self) -> None:
         self.version = 0
-        #: The tables inside ``use`` blocks, which remember what they have looked up.
-        self.layers: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.layers: weakref.WeakSet[Layer] = weakref.WeakSet()
 
     def note(self) -> None:
         """The table has changed."""
@@ -84,8 +95,14 @@ def extend(
     wrt: str | tuple[str, ...],
     replacing: bool,
     cast_to_grad: tuple[str, ...] = (),
+    linear: tuple[tuple[str, ...], ...] = (),
+    symmetric: tuple[str, ...] = (),
+    holomorphic: bool = True,
 ) -> Rule:
-    """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them."""
+    """``rule`` with one more formula. One that replaces others gets the arguments in the dtype in which those got them.
+
+    What was declared of the inputs that it replaces is no longer known.
+    """
     formula = make_formula(function, wrt, rule.signature, rule.name, cast_to_grad)
     if formula.wraps:
         formula = copy_with(formula, inner=_inner(rule, formula))
@@ -107,8 +124,16 @@ def extend(
                 others.append(copy_with(existing, replaced=existing.replaced | overlap))
     formula = copy_with(formula, cast_to_grad=tuple(n for n in formula.saves if n in casts))
     written = None if replacing or rule.no_gradient else rule.in_place_rule
+    kept = [group for group in rule.linear if not (replacing and set(group) & set(formula.wrt))]
     extended = copy_with(
-        rule, formulas=(*others, formula), no_gradient=False, decomposition=None, in_place_rule=written
+        rule,
+        formulas=(*others, formula),
+        no_gradient=False,
+        decomposition=None,
+        in_place_rule=written,
+        linear=(*kept, *linear),
+        symmetric=(rule.symmetric - set(formula.wrt)) | set(symmetric),
+        holomorphic=(rule.holomorphic - set(formula.wrt)) | set(symmetric if holomorphic else ()),
     )
     for parameter in formula.saves:
         extended.expression(parameter)
@@ -135,6 +160,9 @@ def backward(
     constant_results: tuple[int, ...] = (),
     in_place: bool = False,
     replace: bool = False,
+    linear: bool | Sequence[str | tuple[str, ...]] = False,
+    symmetric: bool | str | tuple[str, ...] = False,
+    holomorphic: bool = True,
 ) -> Callable[[F], F]:
     """Register the decorated function as the backward rule of each of ``funcs``, for every way to spell them.
 
@@ -161,6 +189,13 @@ def backward(
     ``in_place`` makes it the formula of the in-place spellings alone, written after the one that serves all others: those that save
     an input save a copy of it where it is overwritten, and one that makes do with ``result`` spares that copy.
 
+    Two words say how forward mode (``tracer.func.jvp``) gets along without transposing the formula. ``linear``: the op is linear in
+    the inputs of ``wrt``, in each while all others stay, so that it carries their tangents itself. Where it is linear in other inputs,
+    or in several jointly, they are named: ``linear=[("input", "bias"), ("weight", "bias")]`` for ``x W' + b``; of those together, one
+    without a tangent is zero. ``symmetric``: the Jacobian with respect to each input of ``wrt`` (or to those named), once that is
+    broadcast to the result, is symmetric, so that the formula serves both ways. That of a pointwise op is diagonal. Over complex
+    numbers it holds for a holomorphic op; of one with complex results that is not, say ``holomorphic=False``.
+
     Raises ``DuplicateRuleError`` when the input is covered already, unless ``replace``; ``RuleError`` when the function asks for
     something that the op does not have, or no function is given.
     """
@@ -173,11 +208,28 @@ def backward(
             with lock:
                 rule = _rule_to_extend(func, forward, constant_results)
                 covered = rule.signature.names[0] if wrt is None else wrt
-                extended = extend(rule, function, covered, replace or in_place, casts)
+                groups = _groups(linear, covered, rule)
+                both_ways = tuple([name for group in _groups(symmetric, covered, rule) for name in group])
+                extended = extend(rule, function, covered, replace or in_place, casts, groups, both_ways, holomorphic)
                 file_rule(func, copy_with(rule, in_place_rule=extended) if in_place else extended)
         return function
 
     return register
+
+
+def _groups(
+    word: bool | str | Sequence[str | tuple[str, ...]], wrt: str | tuple[str, ...], rule: Rule
+) -> tuple[tuple[str, ...], ...]:
+    """The inputs that a word of a declaration speaks of, those together of which it speaks jointly; each of ``wrt`` for True."""
+    if isinstance(word, bool):
+        word = wrt if word else ()
+    groups = tuple([(n,) if isinstance(n, str) else tuple(n) for n in ((word,) if isinstance(word, str) else word)])
+    for name in {name for group in groups for name in group}:
+        if name not in rule.signature.names:
+            raise RuleError(
+                f"{rule.name}({', '.join(rule.signature.names)}) has no input '{name}' to be linear or symmetric in"
+            )
+    return groups
 
 
 def _rule_to_extend(

@@ -74,6 +74,19 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
+class Push:
+    """How the tangents of some inputs of a call become one of its result: through the op itself, or through a formula."""
+
+    #: The inputs that the op is linear in jointly: tangents take the places of those that are ``carried``, zeros those of the others.
+    linear: tuple[str, ...] = ()
+    carried: frozenset[str] = frozenset()
+    #: The formula of the one input in which the op's Jacobian is symmetric, so that it serves both ways.
+    symmetric: Step | None = None
+    #: The position of that input among the call's parents.
+    parent: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class CallPlan:
     """What one call saves and runs: a rule for one set of inputs that want a gradient. Only what their formulas name is saved."""
 
@@ -92,6 +105,37 @@ class CallPlan:
     _narrowed: dict[tuple[bool, ...], tuple[Step, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
     )
+    #: What ``pushes_for`` has made.
+    _pushes: dict[tuple[bool, ...], tuple[Push, ...] | None] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The inputs that want a gradient, in the order of the call's parents."""
+        return tuple([name for bit, (_, name) in enumerate(self.rule.inputs) if self.mask >> bit & 1])
+
+    def pushes_for(self, carrying: tuple[bool, ...]) -> tuple[Push, ...] | None:
+        """How the tangents of the ``carrying`` ones of the call's parents, a flag each, go through it; None where no word says so."""
+        if carrying not in self._pushes:
+            self._pushes[carrying] = self._make_pushes(carrying)
+        return self._pushes[carrying]
+
+    def _make_pushes(self, carrying: tuple[bool, ...]) -> tuple[Push, ...] | None:
+        left = {name: i for i, name in enumerate(self.names) if carrying[i]}
+        pushes = []
+        # Through the op for what no formula serves; what is linear jointly with that comes along.
+        while alone := left.keys() - self.rule.symmetric:
+            groups = [group for group in self.rule.linear if not alone.isdisjoint(group)]
+            if not groups:
+                return None
+            group = max(groups, key=lambda group: len(left.keys() & set(group)))
+            pushes.append(Push(group, frozenset(left.keys() & set(group))))
+            left = {name: i for name, i in left.items() if name not in group}
+        for i in left.values():
+            (step,) = self.steps_for(tuple([k == i for k in range(len(carrying))]))
+            pushes.append(Push(symmetric=step, parent=i))
+        return tuple(pushes)
 
     def formulas(self) -> Iterator[Formula]:
         """Every formula that gradients of this call may come from, those that ``default`` stands for included."""
@@ -135,6 +179,12 @@ class Rule:
     positions: tuple[int, ...] = ()
     #: Positions of results that are constants though they are floating.
     constant_results: tuple[int, ...] = ()
+    #: Inputs in which the op is linear; of several that stand together it is linear in all of them jointly.
+    linear: tuple[tuple[str, ...], ...] = ()
+    #: Inputs in which its Jacobian is symmetric.
+    symmetric: frozenset[str] = frozenset()
+    #: Those of them in which it is holomorphic, where it takes complex numbers.
+    holomorphic: frozenset[str] = frozenset()
     #: As in the signature.
     may_alias: bool = True
     #: Plans in use, by mask: a replaced rule that has one was applied.

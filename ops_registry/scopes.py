@@ -16,7 +16,7 @@ from ops_registry.binding import Spelling, own_order
 from ops_registry.composed import as_composed, is_composed, parts_of
 from ops_registry.errors import DuplicateRuleError, RuleError
 from ops_registry.matching import Scope, Where, bound_arguments
-from ops_registry.registry import RULES, TABLE, active, changes, extend, find, op_name
+from ops_registry.registry import RULES, TABLE, Layer, active, changes, extend, find, op_name
 from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
 from ops_registry.sites import Site, find_site, open_graphs, run_as_at
@@ -65,7 +65,7 @@ class use:  # used as a statement, as torch.no_grad is
         self._replacements = _by_op(rules)
         self._applied: set[str] = set()
         self._threads = _Entered()
-        self._layers: weakref.WeakSet[_Layer] = weakref.WeakSet()
+        self._layers: weakref.WeakSet[_Block] = weakref.WeakSet()
         layer = self._layer(active.table)
         for replacement in self._replacements.values():
             layer.check(replacement)
@@ -91,11 +91,11 @@ class use:  # used as a statement, as torch.no_grad is
         if kind is None and unused and (self._expect == "all" or (self._expect == "any" and not applied)):
             raise explain_unused(unused, layer.ops_met(), layer.taken_inside(), self._scope)
 
-    def _layer(self, outer: Table) -> _Layer:
+    def _layer(self, outer: Table) -> _Block:
         layers = self._threads.layers
         if len(layers) >= _KEPT_LAYERS:
             layers.clear()
-        layer = layers[id(outer)] = _Layer(outer, self._replacements, self._scope)
+        layer = layers[id(outer)] = _Block(outer, self._replacements, self._scope)
         self._layers.add(layer)
         return layer
 
@@ -113,7 +113,9 @@ class use:  # used as a statement, as torch.no_grad is
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be run later under the rules in force now, as if it was called here: a stretch of the forward that runs again."""
     table, site, graphs = active.table, find_site("", 2), open_graphs.count
-    if table is not TABLE and not replaced():
+    while isinstance(table, Layer) and not isinstance(table, _Block):
+        table = table.outer  # who observes the calls of now does not wait for those
+    if table is not TABLE and not isinstance(table, _Block):
         return function  # a transform that watches for tracked tensors, and has found none
 
     @functools.wraps(function)
@@ -128,9 +130,18 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
+def _blocks() -> Iterator[_Block]:
+    """The ``use`` blocks that this thread is in, from the innermost out."""
+    table = active.table
+    while isinstance(table, Layer):
+        if isinstance(table, _Block):
+            yield table
+        table = table.outer
+
+
 def replaced() -> bool:
     """Whether this thread is in a ``use`` block."""
-    return isinstance(active.table, _Layer)
+    return active.table is not TABLE and any(True for _ in _blocks())
 
 
 def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | None:
@@ -138,22 +149,16 @@ def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | 
 
     ``native_call`` is the number of a call in torch's own autograd: blocks that began later do not count.
     """
-    layer = active.table
-    while isinstance(layer, _Layer):
-        for name, replacement in layer._replacements.items() if layer.began <= native_call else ():
-            if any(map(replacement.covers, ops)) and (layer._scope is None or layer._scope.may_hold_here(name)):
+    for block in _blocks():
+        for name, replacement in block._replacements.items() if block.began <= native_call else ():
+            if any(map(replacement.covers, ops)) and (block._scope is None or block._scope.may_hold_here(name)):
                 return name
-        layer = layer.outer
     return None
 
 
 def blocks_began() -> int:
-    """The number in torch's own autograd at which the outermost block of this thread began."""
-    layer, began = active.table, 0
-    while isinstance(layer, _Layer):
-        began = layer.began
-        layer = layer.outer
-    return began
+    """The number in torch's own autograd at which the first block of this thread began."""
+    return min((block.began for block in _blocks()), default=0)
 
 
 def run_unreplaced(function: Callable[..., Any], *args: Any) -> Any:
@@ -175,8 +180,8 @@ class _Entered(threading.local):
     """What one thread has of a ``use``: its layers, by the id of the table outside, and those that it is in."""
 
     def __init__(self) -> None:
-        self.layers: dict[int, _Layer] = {}
-        self.stack: list[_Layer] = []
+        self.layers: dict[int, _Block] = {}
+        self.stack: list[_Block] = []
 
 
 class _Replacement:
@@ -290,15 +295,14 @@ class Substitution:
             raise explain_unused(unused, set(replayed), set(), self._scope, replayed)
 
 
-class _Layer(dict[Callable[..., Any], Spelling]):
+class _Block(Layer):
     """The table inside a ``use`` block: each spelling is looked up outside when it is first met, and replaced where a rule is for it.
 
     What stands in it are thus the functions that were called in the block.
     """
 
     def __init__(self, outer: Table, replacements: Mapping[str, _Replacement], scope: Scope | None) -> None:
-        super().__init__()
-        self.outer = outer
+        super().__init__(outer)
         self.version = changes.version
         #: What torch's own autograd had come to as the block began.
         self.began = 0
@@ -309,11 +313,6 @@ class _Layer(dict[Callable[..., Any], Spelling]):
         self._made: dict[int, tuple[str, Rule, Rule]] = {}
         #: Plans of blocks inside this one, by id: a rule of this block may be what theirs leave in place, or call ``default``.
         self._inner_plans: dict[int, CallPlan] = {}
-        changes.layers.add(self)
-
-    # Tables are told apart by identity.
-    __hash__ = object.__hash__  # type: ignore[assignment]
-    __eq__ = object.__eq__
 
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         if key in self._new:
@@ -401,8 +400,9 @@ class _Layer(dict[Callable[..., Any], Spelling]):
     def end(self) -> set[str]:
         """A block ends: what was applied in it, which the blocks around it hear of too."""
         outer = self.outer
-        while isinstance(outer, _Layer):
-            outer._inner_plans.update({id(plan): plan for plan in self._plans()})
+        while isinstance(outer, Layer):
+            if isinstance(outer, _Block):
+                outer._inner_plans.update({id(plan): plan for plan in self._plans()})
             outer = outer.outer
         return self.applied()
 

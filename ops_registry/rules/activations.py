@@ -20,7 +20,7 @@ SELU_SCALE = 1.0507009873554804934193349852946
 # sigmoid: s = 1 / (1 + e^-x), so ds/dx = s (1 - s)
 
 
-@backward(torch.sigmoid)
+@backward(torch.sigmoid, symmetric=True)
 def sigmoid(grad, result):
     return aten.sigmoid_backward(grad, result)
 
@@ -28,7 +28,7 @@ def sigmoid(grad, result):
 self_adjoint(aten.sigmoid_backward, wrt="grad_output")
 
 
-@backward(aten.sigmoid_backward, wrt="output")
+@backward(aten.sigmoid_backward, wrt="output", symmetric=True, holomorphic=False)
 def sigmoid_backward_output(grad, grad_output, output):
     return conj(grad) * grad_output * conj(1 - output - output)
 
@@ -36,7 +36,7 @@ def sigmoid_backward_output(grad, grad_output, output):
 # logit: log(x / (1 - x)), so its slope is 1 / (x (1 - x)); 0 where eps clamps, nan outside of [0, 1] where nothing does
 
 
-@backward(torch.logit)
+@backward(torch.logit, symmetric=True)
 def logit(grad, input, eps):
     return aten.logit_backward(grad, input, eps)
 
@@ -44,7 +44,7 @@ def logit(grad, input, eps):
 self_adjoint(aten.logit_backward, wrt="grad_output")
 
 
-@backward(aten.logit_backward, wrt="input")
+@backward(aten.logit_backward, wrt="input", symmetric=True)
 def logit_backward_input(grad, grad_output, input, eps):
     """The derivative of ``1 / (x (1 - x))``, itself times ``(2 x - 1) / (x (1 - x))``."""
     slope = aten.logit_backward(grad * grad_output, input, eps)
@@ -54,17 +54,17 @@ def logit_backward_input(grad, grad_output, input, eps):
 # Piecewise linear ones: the slope is 0 or a constant on each piece, and 0 at the kinks of relu, hardtanh and the like.
 
 
-@backward(torch.relu)
+@backward(torch.relu, symmetric=True)
 def relu(grad, result):
     return aten.threshold_backward(grad, result, 0)
 
 
-@backward(torch.threshold)
+@backward(torch.threshold, symmetric=True)
 def threshold(grad, input, threshold):
     return aten.threshold_backward(grad, input, threshold)
 
 
-@backward(nn.leaky_relu)
+@backward(nn.leaky_relu, symmetric=True)
 def leaky_relu(grad, input, negative_slope):
     return aten.leaky_relu_backward(grad, input, negative_slope, False)
 
@@ -83,27 +83,27 @@ def _require_sign(op, name, value):
         )
 
 
-@backward(nn.hardtanh)
+@backward(nn.hardtanh, symmetric=True)
 def hardtanh(grad, input, min_val, max_val):
     return aten.hardtanh_backward(grad, input, min_val, max_val)
 
 
-@backward(nn.relu6)
+@backward(nn.relu6, symmetric=True)
 def relu6(grad, input):
     return aten.hardtanh_backward(grad, input, 0, 6)
 
 
-@backward(nn.hardsigmoid)
+@backward(nn.hardsigmoid, symmetric=True)
 def hardsigmoid(grad, input):
     return aten.hardsigmoid_backward(grad, input)
 
 
-@backward(torch.hardshrink)
+@backward(torch.hardshrink, symmetric=True)
 def hardshrink(grad, input, lambd):
     return aten.hardshrink_backward(grad, input, lambd)
 
 
-@backward(nn.softshrink)
+@backward(nn.softshrink, symmetric=True)
 def softshrink(grad, input, lambd):
     return aten.softshrink_backward(grad, input, lambd)
 
@@ -135,7 +135,7 @@ def rrelu_forward(input, lower, upper, training, generator):
     return result, {"slope": noise}
 
 
-@backward(torch.rrelu, forward=rrelu_forward)
+@backward(torch.rrelu, forward=rrelu_forward, symmetric=True)
 def rrelu(grad, slope):
     return grad * slope
 
@@ -154,7 +154,7 @@ def rrelu_with_noise(grad, input, noise, lower, upper, training):
 # prelu: max(0, x) + weight * min(0, x), with one weight for all or one per channel
 
 
-@backward(torch.prelu, wrt=("input", "weight"))
+@backward(torch.prelu, wrt=("input", "weight"), symmetric="input")
 def prelu(grad, input, weight, needs):
     along_channels = (-1,) + (1,) * (input.dim() - 2) if input.dim() > 1 else (1,) * input.dim()
     shaped = weight.reshape(along_channels)
@@ -184,17 +184,17 @@ def prelu_kernel_backward(grad, grad_output, input, weight, needs):
 # elu: scale x above 0, scale alpha (exp(input_scale x) - 1) below
 
 
-@backward(nn.elu)
+@backward(nn.elu, symmetric=True)
 def elu(grad, input, alpha, scale, input_scale):
     return aten.elu_backward(grad, alpha, scale, input_scale, False, input)
 
 
-@backward(torch.selu)
+@backward(torch.selu, symmetric=True)
 def selu(grad, input):
     return aten.elu_backward(grad, SELU_ALPHA, SELU_SCALE, 1, False, input)
 
 
-@backward(torch.celu)
+@backward(torch.celu, symmetric=True)
 def celu(grad, input, alpha):
     return aten.elu_backward(grad, alpha, 1, 1 / alpha, False, input)
 
@@ -222,7 +222,7 @@ def celu_in_place(grad, result, alpha):
 self_adjoint(aten.elu_backward, wrt="grad_output")
 
 
-@backward(aten.elu_backward, wrt="self_or_result")
+@backward(aten.elu_backward, wrt="self_or_result", symmetric=True)
 def elu_backward_self_or_result(grad, grad_output, alpha, scale, input_scale, is_result, self_or_result):
     # Below 0 the slope is input_scale (y + scale alpha) in terms of the result y.
     second = input_scale
@@ -234,7 +234,7 @@ def elu_backward_self_or_result(grad, grad_output, alpha, scale, input_scale, is
 # gelu: x P(x), with the normal distribution P (density p), or its approximation (1 + tanh u) / 2, u = k (x + c x³)
 
 
-@backward(nn.gelu)
+@backward(nn.gelu, symmetric=True)
 def gelu(grad, input, approximate):
     return aten.gelu_backward(grad, input, approximate=approximate)
 
@@ -242,7 +242,7 @@ def gelu(grad, input, approximate):
 self_adjoint(aten.gelu_backward, wrt="grad_output")
 
 
-@backward(aten.gelu_backward, wrt="input")
+@backward(aten.gelu_backward, wrt="input", symmetric=True)
 def gelu_backward_input(grad, grad_output, input, approximate):
     x = input
     if approximate == "none":
@@ -260,7 +260,7 @@ def gelu_backward_input(grad, grad_output, input, approximate):
 # silu: x s(x), with the sigmoid s
 
 
-@backward(nn.silu)
+@backward(nn.silu, symmetric=True)
 def silu(grad, input):
     return aten.silu_backward(grad, conj(input))
 
@@ -269,7 +269,7 @@ def silu(grad, input):
 self_adjoint(aten.silu_backward, wrt="grad_output")
 
 
-@backward(aten.silu_backward, wrt="input")
+@backward(aten.silu_backward, wrt="input", symmetric=True, holomorphic=False)
 def silu_backward_input(grad, grad_output, input):
     s = input.sigmoid()
     # (s + x s')' = 2 s' + x s'', s' = s (1 - s), s'' = s' (1 - 2 s)
@@ -279,7 +279,7 @@ def silu_backward_input(grad, grad_output, input):
 # mish: x tanh(softplus(x))
 
 
-@backward(nn.mish)
+@backward(nn.mish, symmetric=True)
 def mish(grad, input):
     return aten.mish_backward(grad, input)
 
@@ -287,7 +287,7 @@ def mish(grad, input):
 self_adjoint(aten.mish_backward, wrt="grad_output")
 
 
-@backward(aten.mish_backward, wrt="input")
+@backward(aten.mish_backward, wrt="input", symmetric=True)
 def mish_backward_input(grad, grad_output, input):
     s, t = input.sigmoid(), nn.softplus(input).tanh()
     # (t + x t')' = 2 t' + x t'', t' = (1 - t²) s, t'' = t' (1 - s - 2 t s)
@@ -297,7 +297,7 @@ def mish_backward_input(grad, grad_output, input):
 # softplus: log(1 + exp(beta x)) / beta, and x itself where beta x > threshold
 
 
-@backward(nn.softplus)
+@backward(nn.softplus, symmetric=True)
 def softplus(grad, input, beta, threshold):
     return aten.softplus_backward(grad, input, beta, threshold)
 
@@ -305,7 +305,7 @@ def softplus(grad, input, beta, threshold):
 self_adjoint(aten.softplus_backward, wrt="grad_output")
 
 
-@backward(aten.softplus_backward, wrt="input")
+@backward(aten.softplus_backward, wrt="input", symmetric=True)
 def softplus_backward_input(grad, grad_output, input, beta, threshold):
     s = (input * beta).sigmoid()
     return torch.where(input * beta > threshold, 0, grad * grad_output * beta * s * (1 - s))
@@ -320,7 +320,7 @@ def log_sigmoid_forward(input):
     return result, {"buffer": buffer}
 
 
-@backward(nn.log_sigmoid, forward=log_sigmoid_forward)
+@backward(nn.log_sigmoid, forward=log_sigmoid_forward, symmetric=True)
 def log_sigmoid(grad, input, buffer):
     return aten.log_sigmoid_backward(grad, input, buffer)
 
@@ -328,7 +328,7 @@ def log_sigmoid(grad, input, buffer):
 self_adjoint(aten.log_sigmoid_backward, wrt="grad_output")
 
 
-@backward(aten.log_sigmoid_backward, wrt="input")
+@backward(aten.log_sigmoid_backward, wrt="input", symmetric=True)
 def log_sigmoid_backward_input(grad, grad_output, input):
     s = input.sigmoid()
     return -grad * grad_output * s * (1 - s)
@@ -337,7 +337,7 @@ def log_sigmoid_backward_input(grad, grad_output, input):
 # hardswish: x (x + 3) / 6 between -3 and 3, 0 below, x above
 
 
-@backward(nn.hardswish)
+@backward(nn.hardswish, symmetric=True)
 def hardswish(grad, input):
     return aten.hardswish_backward(grad, input)
 
@@ -345,7 +345,7 @@ def hardswish(grad, input):
 self_adjoint(aten.hardswish_backward, wrt="grad_output")
 
 
-@backward(aten.hardswish_backward, wrt="input")
+@backward(aten.hardswish_backward, wrt="input", symmetric=True)
 def hardswish_backward_input(grad, grad_output, input):
     return torch.where(input.abs() < 3, grad * grad_output / 3, 0)
 
@@ -358,7 +358,7 @@ def glu(grad, input, dim):
     return aten.glu_backward(grad, input, dim)
 
 
-@backward(aten.glu_backward, wrt="grad_output")
+@backward(aten.glu_backward, wrt="grad_output", linear=True)
 def glu_backward(grad, input, dim):
     a, b = input.chunk(2, dim)
     grad_a, grad_b = grad.chunk(2, dim)

@@ -12,7 +12,7 @@ from ops_registry.shared.precision import wide
 passes_through(torch.add, wrt="input")
 
 
-@backward(torch.add, wrt="other")
+@backward(torch.add, wrt="other", symmetric=True)
 def add_other(grad, alpha):
     return grad if alpha == 1 else grad * conj(alpha)
 
@@ -22,7 +22,7 @@ def add_other(grad, alpha):
 passes_through(torch.sub, wrt="input")
 
 
-@backward(torch.sub, wrt="other")
+@backward(torch.sub, wrt="other", symmetric=True)
 def sub_other(grad, alpha):
     return -grad if alpha == 1 else grad * -conj(alpha)
 
@@ -30,7 +30,7 @@ def sub_other(grad, alpha):
 # rsub: b - alpha a
 
 
-@backward(torch.rsub, wrt="input")
+@backward(torch.rsub, wrt="input", symmetric=True)
 def rsub_input(grad, alpha):
     return -grad if alpha == 1 else grad * -conj(alpha)
 
@@ -38,12 +38,12 @@ def rsub_input(grad, alpha):
 passes_through(torch.rsub, wrt="other")
 
 
-@backward(torch.mul, wrt="input")
+@backward(torch.mul, wrt="input", symmetric=True)
 def mul_input(grad, other):
     return grad * conj(other)
 
 
-@backward(torch.mul, wrt="other")
+@backward(torch.mul, wrt="other", symmetric=True)
 def mul_other(grad, input):
     return grad * conj(input)
 
@@ -51,12 +51,12 @@ def mul_other(grad, input):
 # div: a / b. Rounded to whole numbers, a quotient is constant between its jumps.
 
 
-@backward(torch.div, wrt="input")
+@backward(torch.div, wrt="input", symmetric=True)
 def div_input(grad, other, rounding_mode):
     return None if rounding_mode else grad / conj(other)
 
 
-@backward(torch.div, wrt="other")
+@backward(torch.div, wrt="other", symmetric=True)
 def div_other(grad, input, other, rounding_mode):
     # Divided twice rather than once by the square: b*b underflows long before b does.
     return None if rounding_mode else -(grad * conj(input / other / other))
@@ -70,17 +70,17 @@ zero_gradient(torch.floor_divide, wrt=("input", "other"))
 passes_through(torch.fmod, torch.remainder, wrt="input")
 
 
-@backward(torch.fmod, wrt="other")
+@backward(torch.fmod, wrt="other", symmetric=True)
 def fmod_other(grad, input, other):
     return -(grad * torch.div(input, other, rounding_mode="trunc"))
 
 
-@backward(torch.remainder, wrt="other")
+@backward(torch.remainder, wrt="other", symmetric=True)
 def remainder_other(grad, input, other):
     return -(grad * torch.div(input, other, rounding_mode="floor"))
 
 
-@backward(torch.neg)
+@backward(torch.neg, symmetric=True)
 def neg(grad):
     return -grad
 
@@ -88,12 +88,12 @@ def neg(grad):
 passes_through(torch.positive)
 
 
-@backward(torch.abs)
+@backward(torch.abs, symmetric=True)
 def abs(grad, input):
     return grad * input.sgn()  # for complex z too; z/|z| would underflow where sgn does not
 
 
-@backward(torch.reciprocal)
+@backward(torch.reciprocal, symmetric=True)
 def reciprocal(grad, result):
     return -(grad * conj(result * result))
 
@@ -103,12 +103,12 @@ def reciprocal(grad, result):
 passes_through(torch.addcmul, wrt="input")
 
 
-@backward(torch.addcmul, wrt="tensor1")
+@backward(torch.addcmul, wrt="tensor1", symmetric=True)
 def addcmul_tensor1(grad, tensor2, value):
     return scaled(wide(grad), value) * conj(tensor2)
 
 
-@backward(torch.addcmul, wrt="tensor2")
+@backward(torch.addcmul, wrt="tensor2", symmetric=True)
 def addcmul_tensor2(grad, tensor1, value):
     return scaled(wide(grad), value) * conj(tensor1)
 
@@ -118,12 +118,12 @@ def addcmul_tensor2(grad, tensor1, value):
 passes_through(torch.addcdiv, wrt="input")
 
 
-@backward(torch.addcdiv, wrt="tensor1")
+@backward(torch.addcdiv, wrt="tensor1", symmetric=True)
 def addcdiv_tensor1(grad, tensor2, value):
     return scaled(wide(grad), value) / conj(tensor2)
 
 
-@backward(torch.addcdiv, wrt="tensor2")
+@backward(torch.addcdiv, wrt="tensor2", symmetric=True)
 def addcdiv_tensor2(grad, tensor1, tensor2, value):
     return -(scaled(wide(grad), value) * conj(wide(tensor1) / tensor2 / tensor2))
 
@@ -131,16 +131,16 @@ def addcdiv_tensor2(grad, tensor1, tensor2, value):
 # lerp: a + weight (b - a)
 
 
-@backward(torch.lerp, wrt="input")
+@backward(torch.lerp, wrt="input", symmetric=True)
 def lerp_input(grad, weight):
     return grad * (1 - conj(weight))
 
 
-@backward(torch.lerp, wrt="end")
+@backward(torch.lerp, wrt="end", symmetric=True)
 def lerp_end(grad, weight):
     return grad * conj(weight)
 
 
-@backward(torch.lerp, wrt="weight")
+@backward(torch.lerp, wrt="weight", symmetric=True)
 def lerp_weight(grad, input, end):
     return grad * conj(end - input)

@@ -32,7 +32,7 @@ def forward_batch_norm(input, weight, bias, running_mean, running_var, training,
     return result, extra
 
 
-@backward(torch.batch_norm, wrt=INPUTS, forward=forward_batch_norm)
+@backward(torch.batch_norm, wrt=INPUTS, forward=forward_batch_norm, symmetric="input")
 def batch_norm(
     grad, input, weight, weight_shape, bias_shape, running, mean, invstd, training, eps, reserve, implementation, needs
 ):
@@ -158,7 +158,7 @@ def forward_instance_norm(
     return result.reshape(input.shape), extra
 
 
-@backward(torch.instance_norm, wrt=INPUTS, forward=forward_instance_norm)
+@backward(torch.instance_norm, wrt=INPUTS, forward=forward_instance_norm, symmetric="input")
 def instance_norm(grad, input, weight, running, mean, invstd, use_input_stats, eps, reserve, implementation, needs):
     samples = input.shape[0]
     (weight,) = repeated(samples, weight)

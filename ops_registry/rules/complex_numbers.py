@@ -2,24 +2,26 @@
 
 import torch
 
-from ops_registry.declare import passes_through
 from ops_registry.registry import backward
 from ops_registry.shared.conjugate import conj as conjugate
 
-passes_through(torch.real, torch.resolve_conj, torch.resolve_neg)
+
+@backward(torch.real, torch.resolve_conj, torch.resolve_neg, linear=True)
+def real(grad):
+    return grad
 
 
-@backward(torch.imag)
+@backward(torch.imag, linear=True)
 def imag(grad):
     return grad * 1j
 
 
-@backward(torch.conj, torch.conj_physical)
+@backward(torch.conj, torch.conj_physical, linear=True)
 def conj(grad):
     return conjugate(grad)
 
 
-@backward(torch.angle)
+@backward(torch.angle, symmetric=True)
 def angle(grad, input):
     """Turning z by i z/|z|^2 changes the angle by 1; at 0, and on the real line, nothing flows."""
     if not input.is_complex():
@@ -29,12 +31,12 @@ def angle(grad, input):
     return grad * (input.sgn() / radius * 1j)
 
 
-@backward(torch.view_as_real)
+@backward(torch.view_as_real, linear=True)
 def view_as_real(grad):
     return torch.view_as_complex(grad.contiguous())
 
 
-@backward(torch.view_as_complex)
+@backward(torch.view_as_complex, linear=True)
 def view_as_complex(grad):
     return torch.view_as_real(grad.resolve_conj())
 
@@ -42,7 +44,7 @@ def view_as_complex(grad):
 # complex: x + i y
 
 
-@backward(torch.complex, wrt="real")
+@backward(torch.complex, wrt="real", linear=[("real", "imag")])
 def complex_real(grad):
     return grad.real
 
@@ -55,7 +57,7 @@ def complex_imag(grad):
 # polar: r e^(i angle)
 
 
-@backward(torch.polar, wrt=("abs", "angle"))
+@backward(torch.polar, wrt=("abs", "angle"), linear=["abs"])
 def polar(grad, abs, angle, needs):
     cos, sin = angle.cos(), angle.sin()
     return (

@@ -58,7 +58,14 @@ def gradients(g, x, w, bias_shape, geometry, needs):
     return grad_x.squeeze(0) if unbatched and mask[0] else grad_x, grad_w, grad_b
 
 
-@backward(torch.conv1d, torch.conv2d, torch.conv3d, wrt=INPUTS, cast_to_grad=CAST)
+@backward(
+    torch.conv1d,
+    torch.conv2d,
+    torch.conv3d,
+    wrt=INPUTS,
+    cast_to_grad=CAST,
+    linear=[("input", "bias"), ("weight", "bias")],
+)
 def conv(grad, input, weight, bias_shape, stride, padding, dilation, groups, needs):
     n = weight.dim() - 2
     stride, dilation = repeated(stride, n), repeated(dilation, n)
@@ -85,14 +92,23 @@ def same_padded(g, x, w, bias_shape, strides, needs):
     return grad_x, grad_w, grad_b
 
 
-@backward(torch.conv_transpose1d, torch.conv_transpose2d, torch.conv_transpose3d, wrt=INPUTS, cast_to_grad=CAST)
+@backward(
+    torch.conv_transpose1d,
+    torch.conv_transpose2d,
+    torch.conv_transpose3d,
+    wrt=INPUTS,
+    cast_to_grad=CAST,
+    linear=[("input", "bias"), ("weight", "bias")],
+)
 def conv_transpose(grad, input, weight, bias_shape, stride, padding, output_padding, groups, dilation, needs):
     n = weight.dim() - 2
     stride, padding, dilation, output_padding = (repeated(v, n) for v in (stride, padding, dilation, output_padding))
     return gradients(grad, input, weight, bias_shape, (stride, padding, dilation, True, output_padding, groups), needs)
 
 
-@backward(torch.convolution, torch._convolution, wrt=INPUTS, cast_to_grad=CAST)
+@backward(
+    torch.convolution, torch._convolution, wrt=INPUTS, cast_to_grad=CAST, linear=[("input", "bias"), ("weight", "bias")]
+)
 def convolution(grad, input, weight, bias_shape, stride, padding, dilation, transposed, output_padding, groups, needs):
     n = weight.dim() - 2
     stride, padding, dilation, output_padding = (repeated(v, n) for v in (stride, padding, dilation, output_padding))
@@ -104,7 +120,7 @@ def convolution(grad, input, weight, bias_shape, stride, padding, dilation, tran
 # S = T(g, v, w) + T(g, x, a) + <b, sum of g>, again trilinear in each term.
 
 
-@backward(torch.ops.aten.convolution_backward, wrt=("grad_output", "input", "weight"))
+@backward(torch.ops.aten.convolution_backward, wrt=("grad_output", "input", "weight"), linear=["grad_output"])
 def convolution_backward(
     grad, grad_output, input, weight, stride, padding, dilation, transposed, output_padding, groups, output_mask, needs
 ):
@@ -125,7 +141,7 @@ def convolution_backward(
     return grad_g, grad_x, grad_w
 
 
-@backward(torch.conv_tbc, wrt=INPUTS, cast_to_grad=INPUTS)
+@backward(torch.conv_tbc, wrt=INPUTS, cast_to_grad=INPUTS, linear=[("input", "bias"), ("weight", "bias")])
 def conv_tbc(grad, input, weight, bias, pad, needs):
     """A convolution of tensors laid out as time, batch, channels."""
     if not recorded() and not grad.is_complex():  # of complex tensors torch's kernel does not conjugate

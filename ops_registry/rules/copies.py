@@ -13,7 +13,7 @@ passes_through(torch.Tensor.double, torch.Tensor.float, torch.Tensor.half, torch
 passes_through(torch.Tensor.cdouble, torch.Tensor.cfloat, torch.Tensor.chalf)
 
 
-@backward(torch.Tensor.to, torch.ops.aten._to_copy, torch.Tensor.type, torch.Tensor.cpu, torch.Tensor.cuda)
+@backward(torch.Tensor.to, torch.ops.aten._to_copy, torch.Tensor.type, torch.Tensor.cpu, torch.Tensor.cuda, linear=True)
 def to(grad, input_device):
     return grad.to(input_device)
 

@@ -63,7 +63,7 @@ def moved_cofactors(matrix, direction):
     return U @ (off + torch.diag_embed(on)) @ Vh
 
 
-@backward(moved_cofactors, wrt="direction")
+@backward(moved_cofactors, wrt="direction", linear=True)
 def moved_cofactors_direction(grad, matrix):
     return moved_cofactors(matrix, grad)  # a second derivative is symmetric
 

@@ -67,7 +67,7 @@ def forward_dropout(input, p, train):
     return result, {"mask": mask}
 
 
-@backward(torch.dropout, forward=forward_dropout)
+@backward(torch.dropout, forward=forward_dropout, symmetric=True)
 def dropout(grad, mask, p, train):
     return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, 1 / (1 - p))
 
@@ -79,7 +79,7 @@ def forward_feature_dropout(input, p, train):
     return input * (noise / (1 - p)), {"mask": noise.bool()}
 
 
-@backward(torch.feature_dropout, forward=forward_feature_dropout)
+@backward(torch.feature_dropout, forward=forward_feature_dropout, symmetric=True)
 def feature_dropout(grad, mask, p, train):
     return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, 1 / (1 - p))
 
@@ -101,7 +101,11 @@ def forward_alpha(func, make_noise, least_rank, input, p, train):
     return (input * noise.mul_(a)).add_(offset), {"mask": mask}
 
 
-@backward(torch.alpha_dropout, forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0))
+@backward(
+    torch.alpha_dropout,
+    forward=functools.partial(forward_alpha, torch.alpha_dropout, noise_per_value, 0),
+    symmetric=True,
+)
 def alpha_dropout(grad, mask, p, train):
     return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, slope(p))
 
@@ -109,6 +113,7 @@ def alpha_dropout(grad, mask, p, train):
 @backward(
     torch.feature_alpha_dropout,
     forward=functools.partial(forward_alpha, torch.feature_alpha_dropout, noise_per_channel, 2),
+    symmetric=True,
 )
 def feature_alpha_dropout(grad, mask, p, train):
     return without_mask(grad, train, p) if mask is None else times_mask(grad, mask, slope(p))
@@ -122,13 +127,13 @@ def forward_native_dropout(input, p, train):
     return result, {"mask": result[1]}
 
 
-@backward(torch.native_dropout, forward=forward_native_dropout)
+@backward(torch.native_dropout, forward=forward_native_dropout, symmetric=True)
 def native_dropout(grad, mask, p, train):
     if train is False:
         return grad
     return times_mask(grad, mask, 0.0 if p == 1 else 1 / (1 - p))
 
 
-@backward(torch.ops.aten.native_dropout_backward, wrt="grad_output")
+@backward(torch.ops.aten.native_dropout_backward, wrt="grad_output", symmetric=True)
 def native_dropout_backward(grad, mask, scale):
     return times_mask(grad, mask, scale)

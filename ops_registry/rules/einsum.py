@@ -33,21 +33,21 @@ def einsum_two(equation, left, right):
     return einsum(equation, (left, right))
 
 
-@backward(einsum_one, wrt="operand")
+@backward(einsum_one, wrt="operand", linear=True)
 def einsum_one_operand(grad, equation, operand_shape):
     operand, result = equation.split("->")
     labelled = _distinct(operand, within=result)
     return _with_all_labels(einsum_one(f"{result}->{labelled}", grad), labelled, operand, operand_shape)
 
 
-@backward(einsum_two, wrt="left", cast_to_grad="right")
+@backward(einsum_two, wrt="left", cast_to_grad="right", linear=True)
 def einsum_two_left(grad, equation, left_shape, right):
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")
     return _towards(left_labels, left_shape, grad, result, right, right_labels)
 
 
-@backward(einsum_two, wrt="right", cast_to_grad="left")
+@backward(einsum_two, wrt="right", cast_to_grad="left", linear=True)
 def einsum_two_right(grad, equation, left, right_shape):
     operands, result = equation.split("->")
     left_labels, right_labels = operands.split(",")

@@ -18,7 +18,7 @@ def embedding(grad, weight_shape, indices, padding_idx, scale_grad_by_freq, spar
     return torch.ops.aten.embedding_dense_backward(grad, indices, weight_shape[0], padding_idx, scale_grad_by_freq)
 
 
-@backward(torch.ops.aten.embedding_dense_backward)
+@backward(torch.ops.aten.embedding_dense_backward, linear=True)
 def embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
     rows = torch.embedding(grad, indices)
     if scale_grad_by_freq:
@@ -106,7 +106,7 @@ def embedding_bag_weight(
     return add_slices(rows, indices, weight_shape, 0)
 
 
-@backward(torch.embedding_bag, wrt="per_sample_weights")
+@backward(torch.embedding_bag, wrt="per_sample_weights", linear=True)
 def embedding_bag_per_sample_weights(grad, weight, indices, offsets, include_last_offset, padding_idx):
     bag, _, taken = _bags(indices, offsets, include_last_offset, _none(padding_idx, weight.shape))
     products = (wide(grad).index_select(0, bag) * weight.index_select(0, indices)).sum(1)

@@ -65,22 +65,22 @@ def aminmax(grad, input, input_shape, min, max, dim, keepdim):
 # maximum and minimum: at a tie each side takes half; a nan on either side is the result, and so counts as chosen
 
 
-@backward(torch.maximum, wrt="input")
+@backward(torch.maximum, wrt="input", symmetric=True)
 def maximum_input(grad, input, other):
     return _chosen(grad, input < other, input == other)
 
 
-@backward(torch.maximum, wrt="other")
+@backward(torch.maximum, wrt="other", symmetric=True)
 def maximum_other(grad, input, other):
     return _chosen(grad, input > other, input == other)
 
 
-@backward(torch.minimum, wrt="input")
+@backward(torch.minimum, wrt="input", symmetric=True)
 def minimum_input(grad, input, other):
     return _chosen(grad, input > other, input == other)
 
 
-@backward(torch.minimum, wrt="other")
+@backward(torch.minimum, wrt="other", symmetric=True)
 def minimum_other(grad, input, other):
     return _chosen(grad, input < other, input == other)
 
@@ -88,22 +88,22 @@ def minimum_other(grad, input, other):
 # fmax and fmin: a nan loses against a number; as in torch the first takes all of a tie
 
 
-@backward(torch.fmax, wrt="input")
+@backward(torch.fmax, wrt="input", symmetric=True)
 def fmax_input(grad, input, other):
     return torch.where((input >= other) | other.isnan(), grad, 0)
 
 
-@backward(torch.fmax, wrt="other")
+@backward(torch.fmax, wrt="other", symmetric=True)
 def fmax_other(grad, input, other):
     return torch.where((input >= other) | other.isnan(), 0, grad)
 
 
-@backward(torch.fmin, wrt="input")
+@backward(torch.fmin, wrt="input", symmetric=True)
 def fmin_input(grad, input, other):
     return torch.where((input <= other) | other.isnan(), grad, 0)
 
 
-@backward(torch.fmin, wrt="other")
+@backward(torch.fmin, wrt="other", symmetric=True)
 def fmin_other(grad, input, other):
     return torch.where((input <= other) | other.isnan(), 0, grad)
 

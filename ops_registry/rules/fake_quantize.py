@@ -31,9 +31,9 @@ def forward_observed(*args):
     return result, {"inside": inside}
 
 
-@backward(torch.fake_quantize_per_tensor_affine, forward=forward_per_tensor)
-@backward(torch.fake_quantize_per_channel_affine, forward=forward_per_channel)
-@backward(torch.fused_moving_avg_obs_fake_quant, forward=forward_observed)
+@backward(torch.fake_quantize_per_tensor_affine, forward=forward_per_tensor, symmetric=True)
+@backward(torch.fake_quantize_per_channel_affine, forward=forward_per_channel, symmetric=True)
+@backward(torch.fused_moving_avg_obs_fake_quant, forward=forward_observed, symmetric=True)
 def fake_quantize(grad, inside):
     return grad * inside
 

@@ -59,33 +59,33 @@ def ones_after(dim, tensor):
 # one dimension
 
 
-@backward(torch.fft.fft)
+@backward(torch.fft.fft, linear=True)
 def fft(grad, input_shape, dim, norm):
     return fit(torch.fft.ifft(grad, None, dim, OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.ifft)
+@backward(torch.fft.ifft, linear=True)
 def ifft(grad, input_shape, dim, norm):
     return fit(torch.fft.fft(grad, None, dim, OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.rfft)
+@backward(torch.fft.rfft, linear=True)
 def rfft(grad, input_shape, n, dim, norm):
     n = input_shape[dim] if n is None else int(n)
     return fit(torch.fft.irfft(halved(grad, dim, n), n, dim, OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.irfft)
+@backward(torch.fft.irfft, linear=True)
 def irfft(grad, input_shape, result_shape, dim, norm):
     return fit(doubled(torch.fft.rfft(grad, None, dim, OPPOSITE[norm]), dim, result_shape[dim]), input_shape)
 
 
-@backward(torch.fft.hfft)
+@backward(torch.fft.hfft, linear=True)
 def hfft(grad, input_shape, result_shape, dim, norm):
     return fit(doubled(torch.fft.ihfft(grad, None, dim, OPPOSITE[norm]), dim, result_shape[dim]), input_shape)
 
 
-@backward(torch.fft.ihfft)
+@backward(torch.fft.ihfft, linear=True)
 def ihfft(grad, input_shape, n, dim, norm):
     n = input_shape[dim] if n is None else int(n)
     return fit(torch.fft.hfft(halved(grad, dim, n), n, dim, OPPOSITE[norm]), input_shape)
@@ -111,17 +111,17 @@ def last_length(shape, s, dims):
     return shape[dims[-1]] if last == -1 else last
 
 
-@backward(torch.fft.fft2, torch.fft.fftn)
+@backward(torch.fft.fft2, torch.fft.fftn, linear=True)
 def fftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.ifftn(grad, None, transformed(input_shape, s, dim), OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.ifft2, torch.fft.ifftn)
+@backward(torch.fft.ifft2, torch.fft.ifftn, linear=True)
 def ifftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.fftn(grad, None, transformed(input_shape, s, dim), OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.rfft2, torch.fft.rfftn)
+@backward(torch.fft.rfft2, torch.fft.rfftn, linear=True)
 def rfftn(grad, input_shape, s, dim, norm):
     *others, last = dims = transformed(input_shape, s, dim)
     n = last_length(input_shape, s, dims)
@@ -130,21 +130,21 @@ def rfftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.irfft(halved(grad, last, n), n, last, OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.irfft2, torch.fft.irfftn)
+@backward(torch.fft.irfft2, torch.fft.irfftn, linear=True)
 def irfftn(grad, input_shape, result_shape, s, dim, norm):
     dims = transformed(input_shape, s, dim)
     spectrum = torch.fft.rfftn(grad, None, dims, OPPOSITE[norm])
     return fit(doubled(spectrum, dims[-1], result_shape[dims[-1]]), input_shape)
 
 
-@backward(torch.fft.hfft2, torch.fft.hfftn)
+@backward(torch.fft.hfft2, torch.fft.hfftn, linear=True)
 def hfftn(grad, input_shape, result_shape, s, dim, norm):
     dims = transformed(input_shape, s, dim)
     spectrum = torch.fft.ihfftn(grad, None, dims, OPPOSITE[norm])
     return fit(doubled(spectrum, dims[-1], result_shape[dims[-1]]), input_shape)
 
 
-@backward(torch.fft.ihfft2, torch.fft.ihfftn)
+@backward(torch.fft.ihfft2, torch.fft.ihfftn, linear=True)
 def ihfftn(grad, input_shape, s, dim, norm):
     *others, last = dims = transformed(input_shape, s, dim)
     n = last_length(input_shape, s, dims)
@@ -153,12 +153,12 @@ def ihfftn(grad, input_shape, s, dim, norm):
     return fit(torch.fft.hfft(halved(grad, last, n), n, last, OPPOSITE[norm]), input_shape)
 
 
-@backward(torch.fft.fftshift)
+@backward(torch.fft.fftshift, linear=True)
 def fftshift(grad, dim):
     return torch.fft.ifftshift(grad, dim)
 
 
-@backward(torch.fft.ifftshift)
+@backward(torch.fft.ifftshift, linear=True)
 def ifftshift(grad, dim):
     return torch.fft.fftshift(grad, dim)
 
@@ -166,12 +166,12 @@ def ifftshift(grad, dim):
 # The kernels underneath. Their ``normalization`` names the scale itself, whatever the direction.
 
 
-@backward(torch._fft_c2c)
+@backward(torch._fft_c2c, linear=True)
 def _fft_c2c(grad, dim, normalization, forward):
     return torch._fft_c2c(grad, dim, normalization, not forward)
 
 
-@backward(torch._fft_r2c)
+@backward(torch._fft_r2c, linear=True)
 def _fft_r2c(grad, input_shape, dim, normalization, onesided):
     if not onesided:
         return torch._fft_c2c(grad, dim, normalization, False)
@@ -182,7 +182,7 @@ def _fft_r2c(grad, input_shape, dim, normalization, onesided):
     return torch._fft_c2r(halved(grad, last, n), [last], normalization, n)
 
 
-@backward(torch._fft_c2r)
+@backward(torch._fft_c2r, linear=True)
 def _fft_c2r(grad, input_shape, dim, normalization, last_dim_size):
     return fit(doubled(torch._fft_r2c(grad, dim, normalization, True), dim[-1], last_dim_size), input_shape)
 

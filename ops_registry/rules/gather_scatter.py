@@ -16,14 +16,14 @@ from ops_registry.shared.recorded import recorded
 # gather and scatter: one index for each element. Where the index is shorter than the source, the rest is not read.
 
 
-@backward(torch.gather)
+@backward(torch.gather, linear=True)
 def gather(grad, input_shape, dim, index, sparse_grad):
     if sparse_grad:
         return torch.ops.aten._gather_sparse_backward(grad.new_empty(1).expand(input_shape), dim, index, grad)
     return add_at(grad, index, input_shape, dim)
 
 
-@backward(torch.take_along_dim)
+@backward(torch.take_along_dim, linear=True)
 def take_along_dim(grad, input_shape, indices, dim):
     if dim is None:
         flat = _counted_from_start(indices.reshape(-1), input_shape.numel())
@@ -52,12 +52,12 @@ def scatter(input, dim, index, src=None, *, value=None, reduce=None):
     return torch.ops.aten.scatter.value if reduce is None else torch.ops.aten.scatter.value_reduce
 
 
-@backward(torch.ops.aten.scatter.src, torch.ops.aten.scatter.value, wrt="input")
+@backward(torch.ops.aten.scatter.src, torch.ops.aten.scatter.value, wrt="input", symmetric=True)
 def scatter_input(grad, dim, index):
     return grad.scatter(dim, index, 0)
 
 
-@backward(torch.ops.aten.scatter.src, torch.scatter_add, wrt="src")
+@backward(torch.ops.aten.scatter.src, torch.scatter_add, wrt="src", linear=[("input", "src")])
 def scatter_src(grad, dim, index, src_shape):
     return fit(grad.gather(dim, index), src_shape)
 
@@ -67,7 +67,7 @@ def scatter_with_reduce(grad, input, dim, index, src, reduce, result, needs):
     return scatter_reduce(grad, input, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce], True, result, needs)
 
 
-@backward(torch.ops.aten.scatter.value_reduce)
+@backward(torch.ops.aten.scatter.value_reduce, symmetric=True)
 def scatter_value_reduce(grad, dim, index, value, reduce):
     if reduce == "add":
         return grad
@@ -139,7 +139,7 @@ def _extreme(grad, input, dim, index, src, include_self, result, wants):
 # take, put: an index into the tensor laid out flat
 
 
-@backward(torch.take)
+@backward(torch.take, linear=True)
 def take(grad, input_shape, index):
     zeros = grad.new_zeros(input_shape)
     if recorded():
@@ -147,11 +147,11 @@ def take(grad, input_shape, index):
     return zeros.put_(index, grad, accumulate=True)
 
 
-@backward(torch.put, wrt="input")
+@backward(torch.put, wrt="input", symmetric=True)
 def put_input(grad, index, source_shape, accumulate):
     return grad if accumulate else grad.put(index, grad.new_zeros(source_shape))
 
 
-@backward(torch.put, wrt="source")
+@backward(torch.put, wrt="source", linear=[("input", "source")])
 def put_source(grad, index, source_shape):
     return grad.take(index).reshape(source_shape)

@@ -28,6 +28,7 @@ CUBIC = -0.75
     torch.grid_sampler_3d,
     wrt=("input", "grid"),
     cast_to_grad=("input", "grid"),
+    linear=["input"],
 )
 def grid_sampler(grad, input, grid, interpolation_mode, padding_mode, align_corners, needs):
     grad_input, grad_grid = kernel(grad, input, grid, (interpolation_mode, padding_mode, align_corners), needs)

@@ -8,13 +8,13 @@ import torch
 from ops_registry.registry import backward
 
 
-@backward(torch._grouped_mm, wrt="input")
+@backward(torch._grouped_mm, wrt="input", linear=True)
 def grouped_mm_input(grad, input_shape, input_dtype, mat2, offs):
     product = torch._grouped_mm(in_kernel_form(grad, input_dtype), mat2.mT, offs)
     return product if len(input_shape) == 3 else used(product, offs, 0 if mat2.dim() == 3 else 1)
 
 
-@backward(torch._grouped_mm, wrt="mat2")
+@backward(torch._grouped_mm, wrt="mat2", linear=True)
 def grouped_mm_mat2(grad, input, mat2_shape, offs):
     product = torch._grouped_mm(input.mT, in_kernel_form(grad, input.dtype), offs)
     return product if len(mat2_shape) == 3 else used(product, offs, 1 if input.dim() == 3 else 0)

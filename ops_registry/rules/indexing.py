@@ -36,7 +36,7 @@ def placed(grad, shape, index):
     return zeros
 
 
-@backward(placed)
+@backward(placed, linear=True)
 def placed_grad(grad, index):
     return grad[index]
 
@@ -50,7 +50,7 @@ def cleared(grad, index):
     return copy
 
 
-@backward(cleared)
+@backward(cleared, linear=True)
 def cleared_grad(grad, index):
     return cleared(grad, index)
 
@@ -117,7 +117,7 @@ def _read(input, idx):
     return input[idx], {"index": frozen(idx)}
 
 
-@backward(torch.Tensor.__getitem__, forward=_read)
+@backward(torch.Tensor.__getitem__, forward=_read, linear=True)
 def getitem(grad, input_shape, index):
     return placed(grad, input_shape, index)
 
@@ -150,7 +150,7 @@ def index_along(dim, rank, item):
     return (slice(None),) * (dim % rank) + (item,)
 
 
-@backward(torch.select)
+@backward(torch.select, linear=True)
 def select(grad, input_shape, dim, index):
     return placed(grad, input_shape, index_along(dim, len(input_shape), int(index)))
 
@@ -161,12 +161,12 @@ def _range(start, length, size):
     return slice(first, first + length)
 
 
-@backward(torch.narrow, torch.narrow_copy)
+@backward(torch.narrow, torch.narrow_copy, linear=True)
 def narrow(grad, input_shape, dim, start, length):
     return placed(grad, input_shape, index_along(dim, len(input_shape), _range(start, length, input_shape[dim])))
 
 
-@backward(torch.ops.aten.slice)
+@backward(torch.ops.aten.slice, linear=True)
 def slice_(grad, input_shape, dim, start, end, step):
     return placed(grad, input_shape, index_along(dim, len(input_shape), slice(start, end, step)))
 
@@ -174,32 +174,32 @@ def slice_(grad, input_shape, dim, start, end, step):
 # The out-of-place twins of writing: y = x with src in a place of it
 
 
-@backward(torch.select_scatter, wrt="input")
+@backward(torch.select_scatter, wrt="input", symmetric=True)
 def select_scatter_input(grad, input_shape, dim, index):
     return cleared(grad, index_along(dim, len(input_shape), index))
 
 
-@backward(torch.select_scatter, wrt="src")
+@backward(torch.select_scatter, wrt="src", linear=[("input", "src")])
 def select_scatter_src(grad, dim, index):
     return grad.select(dim, index)
 
 
-@backward(torch.slice_scatter, wrt="input")
+@backward(torch.slice_scatter, wrt="input", symmetric=True)
 def slice_scatter_input(grad, input_shape, dim, start, end, step):
     return cleared(grad, index_along(dim, len(input_shape), slice(start, end, step)))
 
 
-@backward(torch.slice_scatter, wrt="src")
+@backward(torch.slice_scatter, wrt="src", linear=[("input", "src")])
 def slice_scatter_src(grad, input_shape, dim, start, end, step):
     return grad[index_along(dim, len(input_shape), slice(start, end, step))]
 
 
-@backward(torch.diagonal_scatter, wrt="input")
+@backward(torch.diagonal_scatter, wrt="input", symmetric=True)
 def diagonal_scatter_input(grad, src_shape, offset, dim1, dim2):
     return grad.diagonal_scatter(grad.new_zeros(src_shape), offset, dim1, dim2)
 
 
-@backward(torch.diagonal_scatter, wrt="src")
+@backward(torch.diagonal_scatter, wrt="src", linear=[("input", "src")])
 def diagonal_scatter_src(grad, offset, dim1, dim2):
     return grad.diagonal(offset, dim1, dim2)
 
@@ -253,7 +253,7 @@ def as_strided_scatter(grad, input_stride, input_offset, size, stride, storage_o
 # index_*: one index for each slice along a dimension
 
 
-@backward(torch.index_select)
+@backward(torch.index_select, linear=True)
 def index_select(grad, input_shape, dim, index):
     return add_slices(grad, index, input_shape, dim)
 
@@ -261,22 +261,22 @@ def index_select(grad, input_shape, dim, index):
 passes_through(torch.index_add, wrt="input")
 
 
-@backward(torch.index_add, wrt="source")
+@backward(torch.index_add, wrt="source", linear=[("input", "source")])
 def index_add_source(grad, dim, index, source_shape, alpha):
     return scaled(grad.index_select(dim, index).reshape(source_shape), alpha)
 
 
-@backward(torch.index_copy, torch.index_fill, wrt="input")
+@backward(torch.index_copy, torch.index_fill, wrt="input", symmetric=True)
 def index_copy_input(grad, dim, index):
     return grad.index_fill(dim, index, 0)
 
 
-@backward(torch.index_copy, wrt="source")
+@backward(torch.index_copy, wrt="source", linear=[("input", "source")])
 def index_copy_source(grad, dim, index, source_shape):
     return grad.index_select(dim, index).reshape(source_shape)
 
 
-@backward(torch.index_fill, wrt="value")
+@backward(torch.index_fill, wrt="value", linear=[("input", "value")])
 def index_fill_value(grad, dim, index, value_device):
     # A place named twice is filled once.
     size = grad.shape[dim] if grad.dim() else 1
@@ -298,22 +298,22 @@ _index = torch.ops.aten.index
 _index_put = torch.ops.aten.index_put
 
 
-@backward(_index)
+@backward(_index, linear=True)
 def index(grad, input_shape, indices):
     return _index_put(grad.new_zeros(input_shape), indices, grad, True)
 
 
-@backward(torch.index_put, wrt="input")
+@backward(torch.index_put, wrt="input", symmetric=True)
 def index_put_input(grad, indices, accumulate):
     return grad if accumulate else _index_put(grad, indices, grad.new_zeros(()))
 
 
-@backward(torch.index_put, wrt="values")
+@backward(torch.index_put, wrt="values", linear=[("input", "values")])
 def index_put_values(grad, indices):
     return _index(grad, indices)
 
 
-@backward(torch._unsafe_masked_index)
+@backward(torch._unsafe_masked_index, linear=[("input", "fill")])
 def unsafe_masked_index(grad, input_shape, mask, indices):
     return torch._unsafe_masked_index_put_accumulate(grad.new_zeros(input_shape), mask, indices, grad)
 
@@ -321,6 +321,6 @@ def unsafe_masked_index(grad, input_shape, mask, indices):
 passes_through(torch._unsafe_masked_index_put_accumulate, wrt="input")
 
 
-@backward(torch._unsafe_masked_index_put_accumulate, wrt="values")
+@backward(torch._unsafe_masked_index_put_accumulate, wrt="values", linear=[("input", "values")])
 def unsafe_masked_index_put_accumulate_values(grad, mask, indices):
     return torch._unsafe_masked_index(grad, mask, indices, 0)

@@ -16,7 +16,7 @@ def _parts(grad, shapes, lengths, dim):
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
-@backward(torch.cat, wrt="tensors")
+@backward(torch.cat, wrt="tensors", linear=True)
 def cat(grad, tensors_shape, dim):
     if (0,) in tensors_shape:  # torch skips such a tensor, whatever the shape of the others
         lengths = [0 if shape == (0,) else shape[dim] for shape in tensors_shape]
@@ -24,34 +24,34 @@ def cat(grad, tensors_shape, dim):
     return torch.split_with_sizes(grad, [shape[dim] for shape in tensors_shape], dim)
 
 
-@backward(torch.stack, wrt="tensors")
+@backward(torch.stack, wrt="tensors", linear=True)
 def stack(grad, dim):
     return grad.unbind(dim)
 
 
-@backward(torch.hstack, wrt="tensors")
+@backward(torch.hstack, wrt="tensors", linear=True)
 def hstack(grad, tensors_shape):
     dim = 0 if len(tensors_shape[0]) <= 1 else 1
     lengths = [0 if shape == (0,) else shape[dim] if shape else 1 for shape in tensors_shape]
     return _parts(grad, tensors_shape, lengths, dim)
 
 
-@backward(torch.vstack, wrt="tensors")
+@backward(torch.vstack, wrt="tensors", linear=True)
 def vstack(grad, tensors_shape):
     return _parts(grad, tensors_shape, [shape[0] if len(shape) > 1 else 1 for shape in tensors_shape], 0)
 
 
-@backward(torch.dstack, wrt="tensors")
+@backward(torch.dstack, wrt="tensors", linear=True)
 def dstack(grad, tensors_shape):
     return _parts(grad, tensors_shape, [shape[2] if len(shape) > 2 else 1 for shape in tensors_shape], 2)
 
 
-@backward(torch.column_stack, wrt="tensors")
+@backward(torch.column_stack, wrt="tensors", linear=True)
 def column_stack(grad, tensors_shape):
     return _parts(grad, tensors_shape, [shape[1] if len(shape) > 1 else 1 for shape in tensors_shape], 1)
 
 
-@backward(torch._C._VariableFunctions.block_diag, wrt="tensors")
+@backward(torch._C._VariableFunctions.block_diag, wrt="tensors", linear=True)
 def block_diag(grad, tensors_shape):
     blocks, row, column = [], 0, 0
     for shape in tensors_shape:
@@ -81,12 +81,13 @@ def _joined(grad, result_shape, dim):
     torch.chunk,
     torch.unsafe_chunk,
     torch.ops.aten.tensor_split.sections,
+    linear=True,
 )
 def split(grad, result_shape, dim):
     return _joined(grad, result_shape, dim)
 
 
-@backward(torch.unbind)
+@backward(torch.unbind, linear=True)
 def unbind(grad, result_shape, dim):
     return torch.stack(_filled(grad, result_shape), dim)
 
@@ -104,7 +105,7 @@ def _joined_at(grad, result_shape, input_shape, indices, dim):
     return add_slices(joined, taken, input_shape, dim)
 
 
-@backward(torch.ops.aten.tensor_split.indices)
+@backward(torch.ops.aten.tensor_split.indices, linear=True)
 def tensor_split_indices(grad, result_shape, input_shape, indices, dim):
     return _joined_at(grad, result_shape, input_shape, indices, dim)
 
@@ -114,32 +115,32 @@ def tensor_split_tensor(input, tensor_indices_or_sections, dim):
     return torch.tensor_split(input, tensor_indices_or_sections.tolist(), dim)
 
 
-@backward(torch.ops.aten.hsplit.int)
+@backward(torch.ops.aten.hsplit.int, linear=True)
 def hsplit_int(grad, result_shape):
     return _joined(grad, result_shape, min(1, len(result_shape[0]) - 1))
 
 
-@backward(torch.ops.aten.hsplit.array)
+@backward(torch.ops.aten.hsplit.array, linear=True)
 def hsplit_array(grad, result_shape, input_shape, indices):
     return _joined_at(grad, result_shape, input_shape, indices, min(1, len(input_shape) - 1))
 
 
-@backward(torch.ops.aten.vsplit.int)
+@backward(torch.ops.aten.vsplit.int, linear=True)
 def vsplit_int(grad, result_shape):
     return _joined(grad, result_shape, 0)
 
 
-@backward(torch.ops.aten.vsplit.array)
+@backward(torch.ops.aten.vsplit.array, linear=True)
 def vsplit_array(grad, result_shape, input_shape, indices):
     return _joined_at(grad, result_shape, input_shape, indices, 0)
 
 
-@backward(torch.ops.aten.dsplit.int)
+@backward(torch.ops.aten.dsplit.int, linear=True)
 def dsplit_int(grad, result_shape):
     return _joined(grad, result_shape, 2)
 
 
-@backward(torch.ops.aten.dsplit.array)
+@backward(torch.ops.aten.dsplit.array, linear=True)
 def dsplit_array(grad, result_shape, input_shape, indices):
     return _joined_at(grad, result_shape, input_shape, indices, 2)
 
@@ -177,7 +178,7 @@ def cartesian_prod(tensors):
     return torch.stack([t.flatten() for t in torch.meshgrid(*tensors, indexing="ij")], 1)
 
 
-@backward(torch.combinations)
+@backward(torch.combinations, linear=True)
 def combinations(grad, input_shape, r, with_replacement):
     n = input_shape[0]
     if r == 2:

@@ -49,9 +49,11 @@ def nll_forward(op, ranks, input, target, weight, reduction, ignore_index):
     return result, {"total_weight": total}
 
 
-@backward(nn.nll_loss, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss, (1, 2)))
-@backward(nn.nll_loss2d, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss2d, (4,)))
-@backward(nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, range(1, 65)))
+@backward(nn.nll_loss, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss, (1, 2)), linear=True)
+@backward(nn.nll_loss2d, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss2d, (4,)), linear=True)
+@backward(
+    nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, range(1, 65)), linear=True
+)
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)
@@ -61,12 +63,12 @@ def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight)
     return grad.reshape(input.shape)
 
 
-@backward(aten.nll_loss_backward, wrt="grad_output")
+@backward(aten.nll_loss_backward, wrt="grad_output", linear=True)
 def nll_loss_backward(grad, target, weight, reduction, ignore_index):
     return nn.nll_loss(grad, target, weight, reduction, ignore_index)
 
 
-@backward(aten.nll_loss2d_backward, wrt="grad_output")
+@backward(aten.nll_loss2d_backward, wrt="grad_output", linear=True)
 def nll_loss2d_backward(grad, target, weight, reduction, ignore_index):
     return nn.nll_loss2d(grad, target, weight, reduction, ignore_index)
 
@@ -166,12 +168,12 @@ def require_broadcast_target(shape, target_shape):
         )
 
 
-@backward(aten.binary_cross_entropy_backward, wrt="grad_output")
+@backward(aten.binary_cross_entropy_backward, wrt="grad_output", linear=True)
 def binary_cross_entropy_backward(grad, input, target, weight, reduction):
     return reduce_grad(aten.binary_cross_entropy_backward(grad, input, target, weight, NONE), reduction)
 
 
-@backward(aten.binary_cross_entropy_backward, wrt="input")
+@backward(aten.binary_cross_entropy_backward, wrt="input", symmetric=True)
 def binary_cross_entropy_backward_input(grad, grad_output, input, target, weight, reduction):
     # The derivative of (x - t) / (x (1 - x)), whose denominator torch clamps at 1e-12.
     x, t = input, target
@@ -179,7 +181,7 @@ def binary_cross_entropy_backward_input(grad, grad_output, input, target, weight
     return weighted(terms, weight) * spread_reduction(grad_output, reduction, grad.shape)
 
 
-@backward(aten.binary_cross_entropy_backward, wrt="target")
+@backward(aten.binary_cross_entropy_backward, wrt="target", symmetric=True)
 def binary_cross_entropy_backward_target(grad, grad_output, input, weight, reduction):
     terms = -grad / (input * (1 - input)).clamp_min(1e-12)
     return weighted(terms, weight) * spread_reduction(grad_output, reduction, grad.shape)

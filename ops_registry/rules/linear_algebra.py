@@ -13,7 +13,7 @@ from ops_registry.shared.optional import total
 from ops_registry.shared.recorded import recorded
 
 
-@backward(torch.trace)
+@backward(torch.trace, linear=True)
 def trace(grad, input_shape):
     return torch.ops.aten.diagonal_backward(grad.expand(min(input_shape)), input_shape, 0, 0, 1)
 
@@ -118,7 +118,7 @@ def forward_solve(A, B, left):
     return result, {"LU": LU, "pivots": pivots}
 
 
-@backward(torch.linalg.solve, wrt=("A", "B"), forward=forward_solve)
+@backward(torch.linalg.solve, wrt=("A", "B"), forward=forward_solve, linear=["B"])
 def solve(grad, needs, A, left, result, LU, pivots):
     return system_gradients(grad, A, result, LU, pivots, left, needs)
 
@@ -140,7 +140,7 @@ def triangle(matrix, upper, unitriangular=False):
     return matrix.tril(-int(unitriangular))
 
 
-@backward(torch.linalg.solve_triangular, wrt=("input", "B"))
+@backward(torch.linalg.solve_triangular, wrt=("input", "B"), linear=["B"])
 def solve_triangular(grad, needs, input, upper, left, unitriangular, result):
     grad_B = torch.linalg.solve_triangular(input.mH, grad, upper=not upper, left=left, unitriangular=unitriangular)
     grad_A = None
@@ -173,7 +173,7 @@ def cholesky_inverse(grad, input, upper, result):
     return factor_gradient(-(result @ grad @ result), input, upper)
 
 
-@backward(torch.cholesky_solve, wrt=("input", "input2"))
+@backward(torch.cholesky_solve, wrt=("input", "input2"), linear=["input"])
 def cholesky_solve(grad, needs, input2, upper, result):
     grad_B = torch.cholesky_solve(grad, input2, upper)
     grad_L = factor_gradient(-(grad_B @ result.mH), input2, upper) if needs.input2 else None
@@ -183,7 +183,7 @@ def cholesky_solve(grad, needs, input2, upper, result):
 # Systems with known factors A = P L U, where L and U are packed into one matrix
 
 
-@backward(torch.linalg.lu_solve, wrt="B")
+@backward(torch.linalg.lu_solve, wrt="B", linear=True)
 def lu_solve_B(grad, LU, pivots, left, adjoint):
     return torch.linalg.lu_solve(LU, pivots, grad, left=left, adjoint=not adjoint)
 

@@ -39,22 +39,22 @@ def l1_loss(grad, input, target, reduction, needs):
     return input_and_target(spread_reduction(grad, reduction, difference.shape) * difference.sgn(), needs)
 
 
-@backward(aten.mse_loss_backward, wrt="grad_output")
+@backward(aten.mse_loss_backward, wrt="grad_output", linear=True)
 def mse_loss_backward(grad, input, target, reduction):
     return reduce_grad(aten.mse_loss_backward(grad, input, target, NONE), reduction)
 
 
-@backward(aten.mse_loss_backward, wrt=("input", "target"))
+@backward(aten.mse_loss_backward, wrt=("input", "target"), symmetric=True)
 def mse_loss_backward_inputs(grad, grad_output, reduction, needs):
     return input_and_target(2 * grad * spread_reduction(grad_output, reduction, grad.shape), needs)
 
 
-@backward(aten.smooth_l1_loss_backward, wrt="grad_output")
+@backward(aten.smooth_l1_loss_backward, wrt="grad_output", linear=True)
 def smooth_l1_loss_backward(grad, input, target, reduction, beta):
     return reduce_grad(aten.smooth_l1_loss_backward(grad, input, target, NONE, beta), reduction)
 
 
-@backward(aten.smooth_l1_loss_backward, wrt=("input", "target"))
+@backward(aten.smooth_l1_loss_backward, wrt=("input", "target"), symmetric=True)
 def smooth_l1_loss_backward_inputs(grad, grad_output, input, target, reduction, beta, needs):
     near = (input - target).abs() < beta
     return input_and_target(
@@ -62,12 +62,12 @@ def smooth_l1_loss_backward_inputs(grad, grad_output, input, target, reduction, 
     )
 
 
-@backward(aten.huber_loss_backward, wrt="grad_output")
+@backward(aten.huber_loss_backward, wrt="grad_output", linear=True)
 def huber_loss_backward(grad, input, target, reduction, delta):
     return reduce_grad(aten.huber_loss_backward(grad, input, target, NONE, delta), reduction)
 
 
-@backward(aten.huber_loss_backward, wrt=("input", "target"))
+@backward(aten.huber_loss_backward, wrt=("input", "target"), symmetric=True)
 def huber_loss_backward_inputs(grad, grad_output, input, target, reduction, delta, needs):
     near = (input - target).abs() < delta
     return input_and_target(torch.where(near, grad * spread_reduction(grad_output, reduction, grad.shape), 0), needs)

@@ -31,7 +31,7 @@ def multi_margin_loss(grad, input, target, p, margin, weight, reduction):
     return aten.multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction)
 
 
-@backward(aten.multi_margin_loss_backward, wrt="grad_output")
+@backward(aten.multi_margin_loss_backward, wrt="grad_output", linear=True)
 def multi_margin_loss_backward(grad, input, target, p, margin, weight, reduction):
     if input.dim() == 0:
         return None  # there is no other class
@@ -68,7 +68,7 @@ def multilabel_margin_loss(grad, input, target, reduction, is_target):
     return aten.multilabel_margin_loss_backward(grad, input, target, reduction, is_target)
 
 
-@backward(aten.multilabel_margin_loss_backward, wrt="grad_output")
+@backward(aten.multilabel_margin_loss_backward, wrt="grad_output", linear=True)
 def multilabel_margin_loss_backward(grad, input, target, reduction, is_target):
     ones = torch.ones_like(grad.select(-1, 0) if grad.dim() else grad)
     slope = aten.multilabel_margin_loss_backward(ones, input, target, NONE, is_target)

@@ -43,7 +43,7 @@ def summed_product(left, right, shape):
     return (wide @ tall).reshape(shape)
 
 
-@backward(torch.matmul, wrt="input", cast_to_grad="other")
+@backward(torch.matmul, wrt="input", cast_to_grad="other", linear=True)
 def matmul_input(grad, input_shape, other):
     if other.ndim == 1:  # y = A v
         return grad.unsqueeze(-1) * conj(other)
@@ -56,7 +56,7 @@ def matmul_input(grad, input_shape, other):
     return summed_product(grad, other.mH, input_shape)
 
 
-@backward(torch.matmul, wrt="other", cast_to_grad="input")
+@backward(torch.matmul, wrt="other", cast_to_grad="input", linear=True)
 def matmul_other(grad, input, other_shape):
     if input.ndim == 1:  # y = v B
         return conj(input).unsqueeze(-1) * grad.unsqueeze(-2) if len(other_shape) > 1 else conj(input) * grad
@@ -67,32 +67,32 @@ def matmul_other(grad, input, other_shape):
     return summed_product(input.mH, grad, other_shape)
 
 
-@backward(torch.mm, wrt="input", cast_to_grad="mat2")
+@backward(torch.mm, wrt="input", cast_to_grad="mat2", linear=True)
 def mm_input(grad, mat2):
     return grad @ mat2.mH
 
 
-@backward(torch.mm, wrt="mat2", cast_to_grad="input")
+@backward(torch.mm, wrt="mat2", cast_to_grad="input", linear=True)
 def mm_mat2(grad, input):
     return input.mH @ grad
 
 
-@backward(torch.bmm, wrt="input", cast_to_grad="mat2")
+@backward(torch.bmm, wrt="input", cast_to_grad="mat2", linear=True)
 def bmm_input(grad, mat2):
     return torch.bmm(grad, mat2.mH)
 
 
-@backward(torch.bmm, wrt="mat2", cast_to_grad="input")
+@backward(torch.bmm, wrt="mat2", cast_to_grad="input", linear=True)
 def bmm_mat2(grad, input):
     return torch.bmm(input.mH, grad)
 
 
-@backward(torch.mv, wrt="input", cast_to_grad="vec")
+@backward(torch.mv, wrt="input", cast_to_grad="vec", linear=True)
 def mv_input(grad, vec):
     return torch.outer(grad, conj(vec))
 
 
-@backward(torch.mv, wrt="vec", cast_to_grad="input")
+@backward(torch.mv, wrt="vec", cast_to_grad="input", linear=True)
 def mv_vec(grad, input):
     return input.mH @ grad
 
@@ -100,12 +100,12 @@ def mv_vec(grad, input):
 # Products of two vectors.
 
 
-@backward(torch.dot, wrt="input")
+@backward(torch.dot, wrt="input", linear=True)
 def dot_input(grad, tensor):
     return grad * conj(tensor)
 
 
-@backward(torch.dot, wrt="tensor")
+@backward(torch.dot, wrt="tensor", linear=True)
 def dot_tensor(grad, input):
     return grad * conj(input)
 
@@ -113,22 +113,22 @@ def dot_tensor(grad, input):
 # vdot: y = Σ conj(a_k) b_k
 
 
-@backward(torch.vdot, wrt="input")
+@backward(torch.vdot, wrt="input", linear=True)
 def vdot_input(grad, other):
     return conj(grad) * other
 
 
-@backward(torch.vdot, wrt="other")
+@backward(torch.vdot, wrt="other", linear=True)
 def vdot_other(grad, input):
     return grad * input
 
 
-@backward(torch.linalg.vecdot, wrt="x")
+@backward(torch.linalg.vecdot, wrt="x", linear=True)
 def vecdot_x(grad, x_shape, y, dim):
     return _as_long(conj(grad).unsqueeze(dim) * y, x_shape, dim)
 
 
-@backward(torch.linalg.vecdot, wrt="y")
+@backward(torch.linalg.vecdot, wrt="y", linear=True)
 def vecdot_y(grad, x, y_shape, dim):
     return _as_long(grad.unsqueeze(dim) * x, y_shape, dim)
 
@@ -141,12 +141,12 @@ def _as_long(product, shape, dim):
     return product.expand([shape[axis] if d == axis else -1 for d in range(-product.ndim, 0)])
 
 
-@backward(torch.outer, wrt="input", cast_to_grad="vec2")
+@backward(torch.outer, wrt="input", cast_to_grad="vec2", linear=True)
 def outer_input(grad, vec2):
     return grad @ conj(vec2)
 
 
-@backward(torch.outer, wrt="vec2", cast_to_grad="input")
+@backward(torch.outer, wrt="vec2", cast_to_grad="input", linear=True)
 def outer_vec2(grad, input):
     return conj(input) @ grad
 
@@ -161,12 +161,12 @@ def inner(input, other):
 # a × b is linear in either side, and (a × b)·c = (b × c)·a = (c × a)·b
 
 
-@backward(torch.linalg.cross, wrt="input")
+@backward(torch.linalg.cross, wrt="input", linear=True)
 def cross_input(grad, other, dim):
     return torch.linalg.cross(conj(other).expand_as(grad), grad, dim=dim)
 
 
-@backward(torch.linalg.cross, wrt="other")
+@backward(torch.linalg.cross, wrt="other", linear=True)
 def cross_other(grad, input, dim):
     return torch.linalg.cross(grad, conj(input).expand_as(grad), dim=dim)
 
@@ -181,7 +181,7 @@ def cross(input, other, dim):
 # linear: Y = X Wᵀ + b, for every row of X
 
 
-@backward(torch._C._nn.linear, wrt="input", cast_to_grad="weight")
+@backward(torch._C._nn.linear, wrt="input", cast_to_grad="weight", linear=[("input", "bias"), ("weight", "bias")])
 def linear_input(grad, weight):
     weight = conj(weight)
     return grad @ weight if weight.ndim > 1 else grad.unsqueeze(-1) * weight
@@ -201,7 +201,7 @@ passes_through(torch._C._nn.linear, torch.bilinear, wrt="bias")
 # bilinear: y_o = Σ_ij a_i W_oij b_j + bias_o, for every row of a and b
 
 
-@backward(torch.bilinear, wrt="input1")
+@backward(torch.bilinear, wrt="input1", linear=[("input1", "bias"), ("input2", "bias"), ("weight", "bias")])
 def bilinear_input1(grad, input2, weight):
     return (_weighted(grad, weight) @ conj(input2).unsqueeze(-1)).squeeze(-1)
 
@@ -225,12 +225,12 @@ def _weighted(grad, weight):
 # addmm and its relatives: beta input + alpha (product). With beta = 0 the input is not read: nan and inf in it have no effect.
 
 
-@backward(torch.addmm, torch.addmv, torch.addr, torch.addbmm, torch.baddbmm, wrt="input")
+@backward(torch.addmm, torch.addmv, torch.addr, torch.addbmm, torch.baddbmm, wrt="input", symmetric=True)
 def addmm_input(grad, beta):
     return torch.zeros_like(grad) if beta == 0 else scaled(grad, beta)
 
 
-@backward(torch.addmm, wrt="mat1", cast_to_grad="mat2")
+@backward(torch.addmm, wrt="mat1", cast_to_grad="mat2", linear=[("input", "mat1"), ("input", "mat2")])
 def addmm_mat1(grad, mat2, alpha):
     return scaled(grad @ mat2.mH, alpha)
 
@@ -240,7 +240,7 @@ def addmm_mat2(grad, mat1, alpha):
     return scaled(mat1.mH @ grad, alpha)
 
 
-@backward(torch.addmv, wrt="mat", cast_to_grad="vec")
+@backward(torch.addmv, wrt="mat", cast_to_grad="vec", linear=[("input", "mat"), ("input", "vec")])
 def addmv_mat(grad, vec, alpha):
     return scaled(torch.outer(grad, conj(vec)), alpha)
 
@@ -250,7 +250,7 @@ def addmv_vec(grad, mat, alpha):
     return scaled(mat.mH @ grad, alpha)
 
 
-@backward(torch.addr, wrt="vec1", cast_to_grad="vec2")
+@backward(torch.addr, wrt="vec1", cast_to_grad="vec2", linear=[("input", "vec1"), ("input", "vec2")])
 def addr_vec1(grad, vec2, alpha):
     return scaled(grad @ conj(vec2), alpha)
 
@@ -263,7 +263,9 @@ def addr_vec2(grad, vec1, alpha):
 # addbmm sums the products of all batches, so that each has the same gradient, which broadcasts over them.
 
 
-@backward(torch.addbmm, torch.baddbmm, wrt="batch1", cast_to_grad="batch2")
+@backward(
+    torch.addbmm, torch.baddbmm, wrt="batch1", cast_to_grad="batch2", linear=[("input", "batch1"), ("input", "batch2")]
+)
 def addbmm_batch1(grad, batch2, alpha):
     return scaled(grad @ batch2.mH, alpha)
 
@@ -347,13 +349,13 @@ def matrix_exp(grad, input):
 # tensordot: contracted axes are taken pairwise, the free ones of the first come before those of the second
 
 
-@backward(tensordot, wrt="input", cast_to_grad="other")
+@backward(tensordot, wrt="input", cast_to_grad="other", linear=True)
 def tensordot_input(grad, input_shape, other, dims_self, dims_other):
     free = len(input_shape) - len(dims_self)
     return _uncontracted(grad, range(free, grad.ndim), other, dims_other, input_shape, dims_self)
 
 
-@backward(tensordot, wrt="other", cast_to_grad="input")
+@backward(tensordot, wrt="other", cast_to_grad="input", linear=True)
 def tensordot_other(grad, input, other_shape, dims_self, dims_other):
     free = input.ndim - len(dims_self)
     return _uncontracted(grad, range(free), input, dims_self, other_shape, dims_other)
@@ -375,12 +377,12 @@ def _uncontracted(grad, grad_axes, other, other_dims, shape, dims):
 # kron: with every axis split in two, (a ⊗ b)[i, k] = a[i] b[k]
 
 
-@backward(torch.kron, wrt="input", cast_to_grad="other")
+@backward(torch.kron, wrt="input", cast_to_grad="other", linear=True)
 def kron_input(grad, input_shape, other):
     return _kron_factor(grad, input_shape, other, other.shape, 1).reshape(input_shape)
 
 
-@backward(torch.kron, wrt="other", cast_to_grad="input")
+@backward(torch.kron, wrt="other", cast_to_grad="input", linear=True)
 def kron_other(grad, input, other_shape):
     return _kron_factor(grad, input.shape, input, other_shape, 0).reshape(other_shape)
 

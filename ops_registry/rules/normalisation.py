@@ -53,7 +53,7 @@ def native_layer_norm(grad, input, normalized_shape, weight, bias, mean, rstd, e
     return aten.native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias, list(needs))
 
 
-@backward(aten.native_layer_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"))
+@backward(aten.native_layer_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"), linear=["grad_out"])
 def native_layer_norm_backward(grad, grad_out, input, normalized_shape, mean, rstd, weight, output_mask, needs):
     cotangents = per_result(grad, output_mask)
     dims = last_dims(input, normalized_shape)
@@ -152,7 +152,7 @@ def native_group_norm(grad, input, weight, group, mean, rstd, eps, needs):
     return grad_x, grad_weight, grad_bias
 
 
-@backward(aten.native_group_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"))
+@backward(aten.native_group_norm_backward, wrt=("grad_out", "input", "weight", "mean", "rstd"), linear=["grad_out"])
 def native_group_norm_backward(grad, grad_out, input, mean, rstd, weight, group, output_mask, needs):
     shape = grouped_shape(input.shape, group)
     cot_x, cot_weight, cot_bias = per_result(grad, output_mask)

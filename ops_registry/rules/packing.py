@@ -17,7 +17,7 @@ def forward_pack(input, lengths, batch_first):
     return result, {"batch_sizes": result[1]}
 
 
-@backward(torch._pack_padded_sequence, forward=forward_pack)
+@backward(torch._pack_padded_sequence, forward=forward_pack, linear=True)
 def pack_padded_sequence(grad, input_shape, batch_sizes, batch_first):
     first, second, *features = input_shape
     shape = (second, first, *features) if batch_first else input_shape
@@ -25,7 +25,7 @@ def pack_padded_sequence(grad, input_shape, batch_sizes, batch_first):
     return padded.transpose(0, 1) if batch_first else padded
 
 
-@backward(torch._pad_packed_sequence, wrt="data")
+@backward(torch._pad_packed_sequence, wrt="data", linear=[("data", "padding_value")])
 def pad_packed_sequence(grad, batch_sizes, batch_first):
     step, sequence = element_places(batch_sizes, grad.device)
     return grad[sequence, step] if batch_first else grad[step, sequence]

@@ -44,19 +44,19 @@ def _wrapped(grad, shape, pad):
     return grad
 
 
-@backward(torch._C._nn.pad)
+@backward(torch._C._nn.pad, linear=[("input", "value")])
 def pad(grad, input_shape, pad, mode):
     if mode == "constant":
         return _crop(grad, pad)
     return {"reflect": _reflected, "replicate": _replicated, "circular": _wrapped}[mode](grad, input_shape, pad)
 
 
-@backward(torch.constant_pad_nd)
+@backward(torch.constant_pad_nd, linear=[("input", "value")])
 def constant_pad_nd(grad, pad):
     return _crop(grad, pad)
 
 
-@backward(torch._C._nn._pad_circular)
+@backward(torch._C._nn._pad_circular, linear=True)
 def _pad_circular(grad, input_shape, pad):
     return _wrapped(grad, input_shape, pad)
 

@@ -152,30 +152,30 @@ def max_unpool3d(grad, indices):
 # ---------------------------------------------------------------- average
 
 
-@backward(torch.avg_pool1d)
+@backward(torch.avg_pool1d, linear=True)
 def avg_pool1d(grad, input, kernel_size, stride, padding, ceil_mode, count_include_pad):
     window = flat_pair(kernel_size, 1), flat_pair(stride, 1), flat_pair(padding, 0), ceil_mode, count_include_pad, None
     return aten.avg_pool2d_backward(grad.unsqueeze(-2), input.unsqueeze(-2), *window).squeeze(-2)
 
 
-@backward(nn.avg_pool2d)
+@backward(nn.avg_pool2d, linear=True)
 def avg_pool2d(grad, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     window = kernel_size, stride or [], padding, ceil_mode, count_include_pad, divisor_override
     return aten.avg_pool2d_backward(grad, for_shape(grad, input), *window)
 
 
-@backward(nn.avg_pool3d)
+@backward(nn.avg_pool3d, linear=True)
 def avg_pool3d(grad, input, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     window = kernel_size, stride or [], padding, ceil_mode, count_include_pad, divisor_override
     return aten.avg_pool3d_backward(grad, for_shape(grad, input), *window)
 
 
-@backward(aten.avg_pool2d_backward, wrt="grad_output")
+@backward(aten.avg_pool2d_backward, wrt="grad_output", linear=True)
 def avg_pool2d_backward(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     return nn.avg_pool2d(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
 
-@backward(aten.avg_pool3d_backward, wrt="grad_output")
+@backward(aten.avg_pool3d_backward, wrt="grad_output", linear=True)
 def avg_pool3d_backward(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override):
     return nn.avg_pool3d(grad, kernel_size, stride, padding, ceil_mode, count_include_pad, divisor_override)
 
@@ -187,27 +187,27 @@ def adaptive_average(grad, shape, n, kernel):
     return kernel(grad, shape_only(grad, shape))
 
 
-@backward(torch.adaptive_avg_pool1d)
+@backward(torch.adaptive_avg_pool1d, linear=True)
 def adaptive_avg_pool1d(grad, input_shape):
     flat_shape = (*input_shape[:-1], 1, input_shape[-1])
     return adaptive_average(grad.unsqueeze(-2), flat_shape, 2, aten._adaptive_avg_pool2d_backward).squeeze(-2)
 
 
-@backward(nn.adaptive_avg_pool2d, aten._adaptive_avg_pool2d)
+@backward(nn.adaptive_avg_pool2d, aten._adaptive_avg_pool2d, linear=True)
 def adaptive_avg_pool2d(grad, input_shape):
     return adaptive_average(grad, input_shape, 2, aten._adaptive_avg_pool2d_backward)
 
 
-@backward(nn.adaptive_avg_pool3d, aten._adaptive_avg_pool3d)
+@backward(nn.adaptive_avg_pool3d, aten._adaptive_avg_pool3d, linear=True)
 def adaptive_avg_pool3d(grad, input_shape):
     return adaptive_average(grad, input_shape, 3, aten._adaptive_avg_pool3d_backward)
 
 
-@backward(aten._adaptive_avg_pool2d_backward, wrt="grad_output")
+@backward(aten._adaptive_avg_pool2d_backward, wrt="grad_output", linear=True)
 def adaptive_avg_pool2d_backward(grad, grad_output_shape):
     return nn.adaptive_avg_pool2d(grad, grad_output_shape[-2:])
 
 
-@backward(aten._adaptive_avg_pool3d_backward, wrt="grad_output")
+@backward(aten._adaptive_avg_pool3d_backward, wrt="grad_output", linear=True)
 def adaptive_avg_pool3d_backward(grad, grad_output_shape):
     return nn.adaptive_avg_pool3d(grad, grad_output_shape[-3:])

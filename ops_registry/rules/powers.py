@@ -10,17 +10,17 @@ from ops_registry.shared.conjugate import conj
 from ops_registry.shared.recorded import recorded
 
 
-@backward(torch.square)
+@backward(torch.square, symmetric=True)
 def square(grad, input):
     return grad * conj(input + input)  # a sum, not 2*x: a number as operand doubles the cost
 
 
-@backward(torch.sqrt)
+@backward(torch.sqrt, symmetric=True)
 def sqrt(grad, result):
     return grad / conj(result + result)
 
 
-@backward(torch.rsqrt)
+@backward(torch.rsqrt, symmetric=True)
 def rsqrt(grad, result):
     return grad * conj(result.pow(3)) * -0.5
 
@@ -28,7 +28,7 @@ def rsqrt(grad, result):
 # pow: x^p
 
 
-@backward(torch.pow, wrt="input")
+@backward(torch.pow, wrt="input", symmetric=True)
 def pow_input(grad, input, exponent):
     """``p x^(p-1)``; 0 for p = 0, also at x = 0 where the factors are 0 and infinite."""
     if not isinstance(exponent, torch.Tensor):
@@ -43,7 +43,7 @@ def pow_input(grad, input, exponent):
     return torch.where(corner, 0, grad * conj(slope))
 
 
-@backward(torch.pow, wrt="exponent")
+@backward(torch.pow, wrt="exponent", symmetric=True)
 def pow_exponent(grad, input, exponent, result):
     """``x^p log x``; 0 at x = 0 for p >= 0, where ``x^p log x`` tends to 0 (by convention also for p = 0)."""
     if not isinstance(input, torch.Tensor) and input != 0:
@@ -68,12 +68,12 @@ def _log(number, is_complex):
 # float_power: pow in double precision
 
 
-@backward(torch.float_power, wrt="input")
+@backward(torch.float_power, wrt="input", symmetric=True)
 def float_power_input(grad, input, exponent):
     return pow_input(grad, _wide(input, grad), _wide(exponent, grad))
 
 
-@backward(torch.float_power, wrt="exponent")
+@backward(torch.float_power, wrt="exponent", symmetric=True)
 def float_power_exponent(grad, input, exponent, result):
     return pow_exponent(grad, _wide(input, grad), _wide(exponent, grad), result)
 
@@ -85,12 +85,12 @@ def _wide(value, like):
 # hypot: r = sqrt(x^2 + y^2), so dr/dx = x / r; 0 at the origin, the slope of least norm there
 
 
-@backward(torch.hypot, wrt="input")
+@backward(torch.hypot, wrt="input", symmetric=True)
 def hypot_input(grad, input, result):
     return grad * (input / _radius(result))
 
 
-@backward(torch.hypot, wrt="other")
+@backward(torch.hypot, wrt="other", symmetric=True)
 def hypot_other(grad, other, result):
     return grad * (other / _radius(result))
 

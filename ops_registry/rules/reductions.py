@@ -11,12 +11,12 @@ from ops_registry.shared.products import divides_well, exclusive_cumprod
 from ops_registry.shared.recorded import recorded
 
 
-@backward(torch.sum)
+@backward(torch.sum, linear=True)
 def sum(grad, input_shape, dim, keepdim):
     return spread(grad, input_shape, dim, keepdim)
 
 
-@backward(torch.Tensor.sum_to_size)
+@backward(torch.Tensor.sum_to_size, linear=True)
 def sum_to_size(grad, input_shape):
     return grad.expand(input_shape)
 
@@ -26,7 +26,7 @@ def nansum(grad, input, input_shape, dim, keepdim):
     return spread(grad, input_shape, dim, keepdim) * zeros_and_ones(input == input)
 
 
-@backward(torch.mean)
+@backward(torch.mean, linear=True)
 def mean(grad, input_shape, dim, keepdim):
     count = reduced_count(input_shape, dim)
     return spread(grad / count if count else grad, input_shape, dim, keepdim)

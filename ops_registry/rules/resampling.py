@@ -46,12 +46,12 @@ def register_interpolation(op, adjoint):
         result = adjoint(grad_output, output_size, input_size, *options)
         return result, {"output_size": output_size, "options": options}
 
-    @backward(op.default, forward=forward)
-    @backward(op.vec, forward=forward_vec)
+    @backward(op.default, forward=forward, linear=True)
+    @backward(op.vec, forward=forward_vec, linear=True)
     def interpolation(grad, input_shape, options):
         return adjoint(grad, grad.shape[2:], input_shape, *options)
 
-    @backward(adjoint, wrt="grad_output", forward=forward_adjoint)
+    @backward(adjoint, wrt="grad_output", forward=forward_adjoint, linear=True)
     def interpolation_backward(grad, output_size, options):
         return op.default(grad, output_size, *options)
 
@@ -69,12 +69,12 @@ for _name in INTERPOLATIONS:
 # ---------------------------------------------------------------- affine grids
 
 
-@backward(torch.affine_grid_generator)
+@backward(torch.affine_grid_generator, linear=True)
 def affine_grid_generator(grad, size, align_corners):
     return aten.affine_grid_generator_backward(grad, size, align_corners)
 
 
-@backward(aten.affine_grid_generator_backward, wrt="grad")
+@backward(aten.affine_grid_generator_backward, wrt="grad", linear=True)
 def affine_grid_generator_backward(grad, size, align_corners):
     return torch.affine_grid_generator(grad, size, align_corners)
 
@@ -82,11 +82,11 @@ def affine_grid_generator_backward(grad, size, align_corners):
 # ---------------------------------------------------------------- windows as columns
 
 
-@backward(nn.im2col)
+@backward(nn.im2col, linear=True)
 def im2col(grad, input_shape, kernel_size, dilation, padding, stride):
     return nn.col2im(grad, input_shape[-2:], kernel_size, dilation, padding, stride)
 
 
-@backward(nn.col2im)
+@backward(nn.col2im, linear=True)
 def col2im(grad, kernel_size, dilation, padding, stride):
     return nn.im2col(grad, kernel_size, dilation, padding, stride)

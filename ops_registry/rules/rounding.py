@@ -22,7 +22,7 @@ def sgn(grad, input, result):
     return torch.where(zero, 0, grad - result * radial) / torch.where(zero, 1, input).abs()
 
 
-@backward(torch.copysign, wrt="input")
+@backward(torch.copysign, wrt="input", symmetric=True)
 def copysign_input(grad, input, result):
     return grad * input.sgn() * result.sgn()
 
@@ -32,17 +32,17 @@ def heaviside_values(grad, input):
     return torch.where(input == 0, grad, 0)
 
 
-@backward(torch.nan_to_num)
+@backward(torch.nan_to_num, symmetric=True)
 def nan_to_num(grad, input):
     return torch.where(input.isfinite(), grad, 0)
 
 
-@backward(torch.nextafter, wrt="input")
+@backward(torch.nextafter, wrt="input", symmetric=True)
 def nextafter_input(grad, input, other):
     return torch.where(input == other, 0, grad)  # there the result is other, and stays so
 
 
-@backward(torch.frexp)
+@backward(torch.frexp, symmetric=True)
 def frexp(grad, exponent):
     """mantissa = x / 2^exponent."""
     return grad / exponent.to(grad.dtype).exp2()

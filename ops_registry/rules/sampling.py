@@ -15,7 +15,7 @@ zero_gradient(torch.Tensor.normal_, torch.Tensor.uniform_, torch.Tensor.random_,
 zero_gradient(torch.Tensor.cauchy_, torch.Tensor.exponential_, torch.Tensor.geometric_)
 
 
-@backward(torch._standard_gamma)
+@backward(torch._standard_gamma, symmetric=True)
 def _standard_gamma(grad, input, result):
     """With F the distribution function and p its density, F(x(a), a) stays the same: dx/da = -(dF/da) / p. No second derivative."""
     return grad * torch._standard_gamma_grad(input, result)

@@ -14,7 +14,7 @@ from ops_registry.shared.recorded import recorded
 aten = torch.ops.aten
 
 
-@backward(torch.cumsum)
+@backward(torch.cumsum, linear=True)
 def cumsum(grad, dim):
     return grad if grad.dim() == 0 else grad.flip(dim).cumsum(dim).flip(dim)
 
@@ -81,7 +81,7 @@ def diff(input, n, dim, prepend, append):
     return input.clone() if n == 0 else differences(input, n, dim, prepend, append)
 
 
-@backward(differences, wrt=("input", "prepend", "append"))
+@backward(differences, wrt=("input", "prepend", "append"), linear=[("input", "prepend", "append")])
 def differences_gradients(grad, input_shape, n, dim, prepend_shape, append_shape, needs):
     # The transpose of one difference is minus the difference of the cotangent between two zeros.
     lengths = [shape[dim] if shape else 0 for shape in (prepend_shape, input_shape, append_shape)]
@@ -116,7 +116,7 @@ def _spacings(y, x, dim):
     return torch.diff(x, dim=dim)
 
 
-@backward(aten.trapezoid.dx, aten.trapz.dx, wrt="y")
+@backward(aten.trapezoid.dx, aten.trapz.dx, wrt="y", linear=True)
 def trapezoid(grad, y_shape, dx, dim):
     # The inner samples count whole, the first and the last half.
     size = y_shape[dim]

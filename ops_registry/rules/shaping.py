@@ -20,6 +20,7 @@ from ops_registry.shared.picking import add_slices
     torch.ravel,
     torch.squeeze,
     torch.unsqueeze,
+    linear=True,
 )
 def reshape(grad, input_shape):
     return grad.reshape(input_shape)
@@ -64,43 +65,43 @@ def expand_as(input, other):
 # Permutations of the dimensions: the gradient is permuted back.
 
 
-@backward(torch.transpose, torch.swapdims)
+@backward(torch.transpose, torch.swapdims, linear=True)
 def transpose(grad, dim0, dim1):
     return grad.transpose(dim0, dim1)
 
 
-@backward(torch.swapaxes)
+@backward(torch.swapaxes, linear=True)
 def swapaxes(grad, axis0, axis1):
     return grad.transpose(axis0, axis1)
 
 
-@backward(torch.t)
+@backward(torch.t, linear=True)
 def t(grad):
     return grad.t()
 
 
-@backward(torch.Tensor.T.__get__)
+@backward(torch.Tensor.T.__get__, linear=True)
 def T(grad, input_shape):
     rank = len(input_shape)
     return grad.t() if rank <= 2 else grad.permute(list(reversed(range(rank))))
 
 
-@backward(torch.Tensor.mT.__get__)
+@backward(torch.Tensor.mT.__get__, linear=True)
 def mT(grad):
     return grad.mT
 
 
-@backward(torch.Tensor.H.__get__)
+@backward(torch.Tensor.H.__get__, linear=True)
 def H(grad):
     return grad.H
 
 
-@backward(torch.Tensor.mH.__get__, torch.adjoint)
+@backward(torch.Tensor.mH.__get__, torch.adjoint, linear=True)
 def mH(grad):
     return grad.mH
 
 
-@backward(torch.permute)
+@backward(torch.permute, linear=True)
 def permute(grad, dims):
     inverse = [0] * len(dims)
     for position, dim in enumerate(dims):
@@ -108,7 +109,7 @@ def permute(grad, dims):
     return grad.permute(inverse)
 
 
-@backward(torch.movedim)
+@backward(torch.movedim, linear=True)
 def movedim(grad, source, destination):
     return grad.movedim(destination, source)
 
@@ -116,38 +117,38 @@ def movedim(grad, source, destination):
 # Permutations of the elements: the inverse permutation.
 
 
-@backward(torch.flip)
+@backward(torch.flip, symmetric=True)
 def flip(grad, dims):
     return grad.flip(dims)
 
 
-@backward(torch.fliplr)
+@backward(torch.fliplr, symmetric=True)
 def fliplr(grad):
     return grad.fliplr()
 
 
-@backward(torch.flipud)
+@backward(torch.flipud, symmetric=True)
 def flipud(grad):
     return grad.flipud()
 
 
-@backward(torch.roll)
+@backward(torch.roll, linear=True)
 def roll(grad, shifts, dims):
     back = -shifts if isinstance(shifts, int) else [-s for s in shifts]
     return grad.roll(back, () if dims is None else dims)
 
 
-@backward(torch.rot90)
+@backward(torch.rot90, linear=True)
 def rot90(grad, k, dims):
     return grad.rot90(-k, dims)
 
 
-@backward(torch.pixel_shuffle)
+@backward(torch.pixel_shuffle, linear=True)
 def pixel_shuffle(grad, upscale_factor):
     return torch.pixel_unshuffle(grad, upscale_factor)
 
 
-@backward(torch.pixel_unshuffle)
+@backward(torch.pixel_unshuffle, linear=True)
 def pixel_unshuffle(grad, downscale_factor):
     return torch.pixel_shuffle(grad, downscale_factor)
 
@@ -155,7 +156,7 @@ def pixel_unshuffle(grad, downscale_factor):
 # The forward transposes (groups, channels / groups): transposing (channels / groups, groups) undoes it.
 
 
-@backward(torch.channel_shuffle, torch.native_channel_shuffle)
+@backward(torch.channel_shuffle, torch.native_channel_shuffle, linear=True)
 def channel_shuffle(grad, input_shape, groups):
     return torch.channel_shuffle(grad, input_shape[1] // groups)
 
@@ -178,18 +179,18 @@ def _add_tiles(grad, shape, counts):
     return grad.reshape(split).sum(summed) if summed else grad
 
 
-@backward(torch.Tensor.repeat)
+@backward(torch.Tensor.repeat, linear=True)
 def repeat(grad, input_shape, repeats):
     return _add_tiles(grad, input_shape, repeats)
 
 
-@backward(torch.tile)
+@backward(torch.tile, linear=True)
 def tile(grad, input_shape, dims):
     missing = len(input_shape) - len(dims)
     return _add_tiles(grad, input_shape, [1] * missing + list(dims))
 
 
-@backward(torch.repeat_interleave)
+@backward(torch.repeat_interleave, linear=True)
 def repeat_interleave(grad, input_shape, repeats, dim):
     # Without dim the copies lie in the flattened input.
     shape = [input_shape.numel()] if dim is None or not input_shape else list(input_shape)

@@ -8,7 +8,7 @@ from ops_registry.shared.conjugate import conj
 from ops_registry.shared.dimensions import restore_dims
 
 
-@backward(torch.softmax, torch._softmax, torch._safe_softmax)
+@backward(torch.softmax, torch._softmax, torch._safe_softmax, symmetric=True)
 def softmax(grad, result, dim):
     return torch._softmax_backward_data(grad, result, dim, grad.dtype)
 
@@ -31,12 +31,12 @@ def log_softmax(grad, result, dim):
 # The kernel returns g - exp(y) sum(g), with y the log_softmax.
 
 
-@backward(torch._log_softmax_backward_data, wrt="grad_output")
+@backward(torch._log_softmax_backward_data, wrt="grad_output", linear=True)
 def log_softmax_backward_data(grad, output, dim):
     return grad - (grad * output.exp()).sum(dim, keepdim=True)
 
 
-@backward(torch._log_softmax_backward_data, wrt="output")
+@backward(torch._log_softmax_backward_data, wrt="output", symmetric=True)
 def log_softmax_backward_data_output(grad, grad_output, output, dim):
     return -grad * output.exp() * grad_output.sum(dim, keepdim=True)
 

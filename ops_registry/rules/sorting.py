@@ -14,7 +14,7 @@ def ordered(grad, input_shape, indices, dim):
     return put_back(grad, indices, input_shape, dim, True)
 
 
-@backward(aten.value_selecting_reduction_backward, wrt="grad")
+@backward(aten.value_selecting_reduction_backward, wrt="grad", linear=True)
 def value_selecting_reduction_backward(grad, dim, indices, keepdim):
     shape = grad.shape
     if keepdim or not shape:

@@ -14,49 +14,49 @@ TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 SQRT_TWO_PI = math.sqrt(2 * math.pi)
 
 
-@backward(torch.erf)
+@backward(torch.erf, symmetric=True)
 def erf(grad, input):
     return grad * ((input * -input).exp() * TWO_OVER_SQRT_PI)
 
 
-@backward(torch.erfc)
+@backward(torch.erfc, symmetric=True)
 def erfc(grad, input):
     return grad * ((input * -input).exp() * -TWO_OVER_SQRT_PI)
 
 
-@backward(torch.erfinv)
+@backward(torch.erfinv, symmetric=True)
 def erfinv(grad, result):
     return grad * ((result * result).exp() / TWO_OVER_SQRT_PI)
 
 
-@backward(torch.special.erfcx)
+@backward(torch.special.erfcx, symmetric=True)
 def erfcx(grad, input, result):
     """``exp(x^2) erfc(x)``."""
     return grad * (input * result * 2 - TWO_OVER_SQRT_PI)
 
 
-@backward(torch.special.ndtr)
+@backward(torch.special.ndtr, symmetric=True)
 def ndtr(grad, input):
     return grad * ((input * input * -0.5).exp() / SQRT_TWO_PI)
 
 
-@backward(torch.special.log_ndtr)
+@backward(torch.special.log_ndtr, symmetric=True)
 def log_ndtr(grad, input):
     """density / distribution = sqrt(2/pi) / erfcx(-x / sqrt 2), which stays finite far out to the left."""
     return grad / torch.special.erfcx(input * -math.sqrt(0.5)) * math.sqrt(2 / math.pi)
 
 
-@backward(torch.special.ndtri)
+@backward(torch.special.ndtri, symmetric=True)
 def ndtri(grad, result):
     return grad * ((result * result * 0.5).exp() * SQRT_TWO_PI)
 
 
-@backward(torch.lgamma)
+@backward(torch.lgamma, symmetric=True)
 def lgamma(grad, input):
     return grad * torch.digamma(input)
 
 
-@backward(torch.mvlgamma)
+@backward(torch.mvlgamma, symmetric=True)
 def mvlgamma(grad, input, p):
     """The sum of lgamma(x - j/2) over j < p, and a constant."""
     input = wide(input)
@@ -66,12 +66,12 @@ def mvlgamma(grad, input, p):
     return grad * slope
 
 
-@backward(torch.digamma)
+@backward(torch.digamma, symmetric=True)
 def digamma(grad, input):
     return grad * torch.polygamma(1, input)
 
 
-@backward(torch.polygamma, wrt="input")
+@backward(torch.polygamma, wrt="input", symmetric=True)
 def polygamma(grad, n, input):
     return grad * torch.polygamma(n + 1, input)
 
@@ -79,12 +79,12 @@ def polygamma(grad, n, input):
 # igamma(a, x), the integral of t^(a-1) e^-t / Gamma(a) from 0 to x; igammac is 1 - igamma
 
 
-@backward(torch.igamma, wrt="other")
+@backward(torch.igamma, wrt="other", symmetric=True)
 def igamma_other(grad, input, other):
     return grad * _gamma_density(input, other)
 
 
-@backward(torch.igammac, wrt="other")
+@backward(torch.igammac, wrt="other", symmetric=True)
 def igammac_other(grad, input, other):
     return -(grad * _gamma_density(input, other))
 
@@ -103,7 +103,7 @@ def igamma_input(grad):
 # zeta(s, q), the sum of (k + q)^-s
 
 
-@backward(torch.special.zeta, wrt="other")
+@backward(torch.special.zeta, wrt="other", symmetric=True)
 def zeta_other(grad, input, other):
     return grad * torch.special.zeta(input + 1, other) * -input
 
@@ -115,7 +115,7 @@ def zeta_input(grad):
     )
 
 
-@backward(torch.special.entr)
+@backward(torch.special.entr, symmetric=True)
 def entr(grad, input):
     """``-x log x``."""
     return grad * (-1 - input.log())
@@ -124,13 +124,13 @@ def entr(grad, input):
 # xlog1py: x log(1 + y), 0 where x is 0
 
 
-@backward(torch.special.xlog1py, wrt="input")
+@backward(torch.special.xlog1py, wrt="input", symmetric=True)
 def xlog1py_input(grad, input, other):
     undefined = (input == 0) & (other <= -1)
     return torch.where(undefined, 0, torch.special.xlog1py(grad, other))
 
 
-@backward(torch.special.xlog1py, wrt="other")
+@backward(torch.special.xlog1py, wrt="other", symmetric=True)
 def xlog1py_other(grad, input, other):
     return grad * input / (other + 1)
 
@@ -141,7 +141,7 @@ def xlog1py_other(grad, input, other):
 _SINC_SLOPE = tuple((-1) ** k * 2 * k / math.factorial(2 * k + 1) for k in range(1, 11))
 
 
-@backward(torch.sinc)
+@backward(torch.sinc, symmetric=True)
 def sinc(grad, input):
     """``d/dx sin(t)/t = pi (cos(t) - sin(t)/t) / t`` with ``t = pi x``.
 

@@ -177,7 +177,7 @@ def nanquantile(input, q, dim, keepdim, interpolation):
     return _quantile(input, q, dim, keepdim, interpolation, ignore_nan=True)
 
 
-@backward(torch.bincount, wrt="weights")
+@backward(torch.bincount, wrt="weights", linear=True)
 def bincount_weights(grad, input):
     return grad.index_select(0, input.long())
 

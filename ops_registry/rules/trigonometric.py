@@ -10,32 +10,32 @@ from ops_registry.shared.conjugate import conj
 from ops_registry.shared.precision import wide
 
 
-@backward(torch.sin)
+@backward(torch.sin, symmetric=True)
 def sin(grad, input):
     return grad * conj(input.cos())
 
 
-@backward(torch.cos)
+@backward(torch.cos, symmetric=True)
 def cos(grad, input):
     return -(grad * conj(input.sin()))
 
 
-@backward(torch.tan)
+@backward(torch.tan, symmetric=True)
 def tan(grad, result):
     return grad * conj(result * result + 1)
 
 
-@backward(torch.asin)
+@backward(torch.asin, symmetric=True)
 def asin(grad, input):
     return grad * conj((1 - input * input).rsqrt())
 
 
-@backward(torch.acos)
+@backward(torch.acos, symmetric=True)
 def acos(grad, input):
     return -(grad * conj((1 - input * input).rsqrt()))
 
 
-@backward(torch.atan)
+@backward(torch.atan, symmetric=True)
 def atan(grad, input):
     return grad / conj(input * input + 1)
 
@@ -43,7 +43,7 @@ def atan(grad, input):
 # atan2(y, x), with r = hypot(y, x): d/dy = x / r^2, d/dx = -y / r^2; 0 at the origin
 
 
-@backward(torch.atan2, wrt=("input", "other"))
+@backward(torch.atan2, wrt=("input", "other"), symmetric=True)
 def atan2(grad, input, other, needs):
     radius = torch.hypot(wide(input), wide(other))  # r^2 itself under- and overflows
     radius = torch.where(radius == 0, torch.inf, radius)
@@ -51,12 +51,12 @@ def atan2(grad, input, other, needs):
     return scaled * (other / radius) if needs.input else None, scaled * (-input / radius) if needs.other else None
 
 
-@backward(torch.sinh)
+@backward(torch.sinh, symmetric=True)
 def sinh(grad, input):
     return grad * conj(input.cosh())
 
 
-@backward(torch.cosh)
+@backward(torch.cosh, symmetric=True)
 def cosh(grad, input):
     return grad * conj(input.sinh())
 
@@ -64,7 +64,7 @@ def cosh(grad, input):
 # t = tanh x: dt/dx = 1 - t^2
 
 
-@backward(torch.tanh)
+@backward(torch.tanh, symmetric=True)
 def tanh(grad, result):
     return torch.ops.aten.tanh_backward(grad, result)
 
@@ -72,32 +72,32 @@ def tanh(grad, result):
 self_adjoint(torch.ops.aten.tanh_backward, wrt="grad_output")
 
 
-@backward(torch.ops.aten.tanh_backward, wrt="output")
+@backward(torch.ops.aten.tanh_backward, wrt="output", symmetric=True, holomorphic=False)
 def tanh_backward_output(grad, grad_output, output):
     return conj(grad) * grad_output * conj(output * -2)
 
 
-@backward(torch.asinh)
+@backward(torch.asinh, symmetric=True)
 def asinh(grad, input):
     return grad * conj((input * input + 1).rsqrt())
 
 
-@backward(torch.acosh)
+@backward(torch.acosh, symmetric=True)
 def acosh(grad, input):
     # Two roots: the root of the product has another branch cut, and is finite for x < -1 where acosh is not defined.
     return grad * conj((input - 1).rsqrt() * (input + 1).rsqrt())
 
 
-@backward(torch.atanh)
+@backward(torch.atanh, symmetric=True)
 def atanh(grad, input):
     return grad / conj(1 - input * input)
 
 
-@backward(torch.deg2rad)
+@backward(torch.deg2rad, symmetric=True)
 def deg2rad(grad):
     return grad * (math.pi / 180)
 
 
-@backward(torch.rad2deg)
+@backward(torch.rad2deg, symmetric=True)
 def rad2deg(grad):
     return grad * (180 / math.pi)

@@ -10,7 +10,7 @@ from ops_registry.torch_private import is_batched
 # diagonals
 
 
-@backward(torch.diagonal, torch.diagonal_copy)
+@backward(torch.diagonal, torch.diagonal_copy, linear=True)
 def diagonal(grad, input_shape, offset, dim1, dim2):
     return torch.ops.aten.diagonal_backward(grad, input_shape, offset, dim1, dim2)
 
@@ -20,22 +20,22 @@ def linalg_diagonal(A, offset, dim1, dim2):
     return torch.diagonal(A, offset, dim1, dim2)
 
 
-@backward(torch.ops.aten.diagonal_backward, wrt="grad_output")
+@backward(torch.ops.aten.diagonal_backward, wrt="grad_output", linear=True)
 def diagonal_backward(grad, offset, dim1, dim2):
     return grad.diagonal(offset, dim1, dim2)
 
 
-@backward(torch.diag_embed)
+@backward(torch.diag_embed, linear=True)
 def diag_embed(grad, offset, dim1, dim2):
     return grad.diagonal(offset, dim1, dim2)
 
 
-@backward(torch.diagflat)
+@backward(torch.diagflat, linear=True)
 def diagflat(grad, input_shape, offset):
     return grad.diagonal(offset).reshape(input_shape)
 
 
-@backward(torch.diag)
+@backward(torch.diag, linear=True)
 def diag(grad, input_shape, diagonal):
     if len(input_shape) == 1:
         return grad.diagonal(diagonal)
@@ -45,12 +45,12 @@ def diag(grad, input_shape, diagonal):
 # triangles
 
 
-@backward(torch.tril)
+@backward(torch.tril, symmetric=True)
 def tril(grad, diagonal):
     return grad.tril(diagonal)
 
 
-@backward(torch.triu)
+@backward(torch.triu, symmetric=True)
 def triu(grad, diagonal):
     return grad.triu(diagonal)
 
@@ -58,12 +58,12 @@ def triu(grad, diagonal):
 # sliding windows
 
 
-@backward(torch.Tensor.unfold, torch.unfold_copy)
+@backward(torch.Tensor.unfold, torch.unfold_copy, linear=True)
 def unfold(grad, input_shape, dimension, size, step):
     return torch.ops.aten.unfold_backward(grad, input_shape, dimension, size, step)
 
 
-@backward(torch.ops.aten.unfold_backward, wrt="grad_in")
+@backward(torch.ops.aten.unfold_backward, wrt="grad_in", linear=True)
 def unfold_backward(grad, dim, size, step):
     return grad.unfold(dim, size, step)
 

@@ -14,7 +14,9 @@ from typing import Any, Literal
 import torch
 
 import tracer
+from ops_registry.registry import RULES
 from tracer.checks import leaves as checked_leaves
+from tracer.checks import tangents
 from tracer.checks.derivatives import differentiate, first_difference
 from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, native_leaf, random_like, tracked_leaf
 from tracer.checks.slopes import first_by_differences, inner, second_by_differences, slope_of
@@ -121,12 +123,25 @@ def run_case(c: Case, device: torch.device) -> None:
             unrecorded = differentiate(call, leaves_of(data, wanted, tracked_leaf), wanted, 1, tracked_leaf)
             found = first_difference(unrecorded, ours, lambda _: (c.rtol, c.atol))
             assert found is None, f"inputs {wanted}, without create_graph against with it: {found}"
+        check_tangents(c, call, data, wanted)
         if c.second == "differences":
             slope = second_by_differences(call, data, wanted, ours)
             assert slope.agrees, f"second derivatives by differences, inputs {wanted}: {slope}"
         if c.differences and len(wanted) == len(differentiable):
             slope = first_by_differences(call, data, wanted, ours)
             assert slope.agrees, f"first derivatives by differences: {slope}"
+
+
+def check_tangents(c: Case, call: Callable[[list[Any]], Any], data: list[Any], wanted: tuple[int, ...]) -> None:
+    """Tangents that a rule lets through its op or its formula are those of its gradient."""
+    rule = RULES.get(c.rule)
+    if rule is None or not (rule.linear or rule.symmetric):
+        return
+    pair = tangents.products(call, data, wanted)
+    tolerance = 1e-7 if c.differences else 1e-3  # a case without differences may round to half precision on its way
+    assert pair is None or tangents.agree(pair, tolerance), (
+        f"inputs {wanted}: <c, J v> = {pair[0]}, <J' c, v> = {pair[1]}"
+    )
 
 
 def check_differences(

@@ -3,7 +3,8 @@
 Of every sample of every operator that torch can differentiate, four things are held:
 
 - one sweep for three cotangents gives what three sweeps give (how many rules cannot be vmapped, and take three sweeps, is counted);
-- ``<c, J v> = <J' c, v>`` for ``jvp`` and ``vjp`` along random ``v`` and ``c``;
+- ``<c, J v> = <J' c, v>`` for ``jvp`` and ``vjp`` along random ``v`` and ``c`` (in how many samples some op had to be transposed is
+  counted);
 - ``jacrev`` gives what ``jacfwd`` gives, and what ``torch.func.jacrev`` gives on native tensors, where the Jacobian is small;
 - ``torch.vmap`` over two samples gives the values and the gradients of a loop over them.
 
@@ -23,6 +24,8 @@ from typing import Any
 
 import torch
 
+from ops_registry.registry import RULES
+from ops_registry.rule import Rule
 from ops_registry.torch_private import tree_unflatten
 from tracer import func
 from tracer.backprop.batched import refused_by_vmap
@@ -30,6 +33,7 @@ from tracer.checks.conformance.operators import Way, operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.leaves import can_have_gradient, native_leaf, random_like, tensors_of, tracked_leaf, twin
 from tracer.checks.tolerances import database_tolerance
+from tracer.func.forward import Forward
 
 #: How many cotangents one sweep carries.
 ROWS = 3
@@ -136,6 +140,7 @@ def transposition(problem: Problem, counts: Counter[str]) -> str | None:
     primals = tuple(problem.inputs)
     tangents = tuple(random_like(primals, 1))
     outputs, pushed, *_ = func.jvp(problem, primals, tangents)
+    counts["with an op that is transposed" if _transposed_ops(problem, primals, tangents) else "pushed"] += 1
     cotangents = tuple(random_like(outputs, 2))
     _, vjp_fn, *_ = func.vjp(problem, *primals)
     pulled = vjp_fn(cotangents)
@@ -143,6 +148,17 @@ def transposition(problem: Problem, counts: Counter[str]) -> str | None:
     back = sum((p.conj() * t).sum().real for p, t in zip(pulled, tangents, strict=True))
     narrow = min((t.dtype for t in (*primals, *outputs)), key=lambda dtype: torch.finfo(dtype).bits)
     return _differ([torch.as_tensor(there).to(narrow.to_real())], [torch.as_tensor(back).to(narrow.to_real())])
+
+
+def _transposed_ops(problem: Problem, primals: Sequence[torch.Tensor], tangents: Sequence[torch.Tensor]) -> set[str]:
+    """The ops that tangents do not go through by themselves."""
+    forward = Forward()
+    with forward:
+        inputs = _tracked(primals)
+        forward.start(primals, inputs, tangents)  # type: ignore[arg-type]
+        outputs = problem(*inputs)
+        forward.tangents_of(outputs)
+    return forward.transposed
 
 
 def jacobians(problem: Problem, counts: Counter[str]) -> str | None:
@@ -249,6 +265,9 @@ def _check_operator(
 def report(outcomes: dict[str, Outcome]) -> int:
     """Print what was found; the exit status."""
     unexpected = 0
+    with_formulas = [rule for rule in RULES.values() if rule.inputs]
+    pushing = sum(_pushes(rule) for rule in with_formulas)
+    print(f"{pushing} of {len(with_formulas)} rules let the tangents of all their inputs through, over real numbers")
     for claim, outcome in outcomes.items():
         counts = "".join(f", {count} {what}" for what, count in outcome.counts.items())
         failed = len(outcome.failures)
@@ -260,6 +279,11 @@ def report(outcomes: dict[str, Outcome]) -> int:
             unexpected += why is None
             print(f"  {name}: {why or text}")
     return int(unexpected > 0)
+
+
+def _pushes(rule: Rule) -> bool:
+    """Whether a rule says of each input that the op is linear in it, or its Jacobian symmetric."""
+    return {name for _, name in rule.inputs} <= rule.symmetric.union(*rule.linear)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

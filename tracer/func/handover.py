@@ -17,7 +17,8 @@ import torch
 from ops_registry.binding import Spelling
 from ops_registry.registry import active
 from ops_registry.torch_private import transform_parts, tree_any_only
-from tracer.func.reverse import grad_and_value, jvp, linearize, vjp
+from tracer.func.forward import jvp
+from tracer.func.reverse import grad_and_value, linearize, vjp
 from tracer.tracked_tensor import Tensor
 
 Transform = Callable[..., Any]

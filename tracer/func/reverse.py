@@ -142,11 +142,13 @@ def _node(tensor: Tensor) -> Node:
     return tensor._node
 
 
-def _detached(nest: Any) -> Any:
+def detached(nest: Any) -> Any:
+    """``nest`` with tracked tensors that have no history in place of those that have one."""
     return tree_map_only(Tensor, lambda t: t.detach(), nest)
 
 
-def _split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+def split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
+    """What a function returned, and its aux. Raises ``TransformError`` where ``has_aux`` and it returned no pair."""
     if not has_aux:
         return output, None
     if not (isinstance(output, tuple) and len(output) == 2):
@@ -170,7 +172,7 @@ def grad_and_value(
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, spec, returned = _taped(func, args, kwargs, argnums, title)
-        output, aux = _split_aux(returned, has_aux, title)
+        output, aux = split_aux(returned, has_aux, title)
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
         if output.dim() != 0:
@@ -187,11 +189,11 @@ def grad_and_value(
         one = torch.ones_like(plain_alias(output))
         grads = tree_unflatten(tape.pull([output], [one], keep=recorded, recorded=recorded), spec)
     if not recorded:
-        output, aux = _detached((output, aux))
+        output, aux = detached((output, aux))
     return grads, ((output, aux) if has_aux else output)
 
 
-def _replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
+def with_replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
     """``args`` with the tensors of ``new`` at ``argnums``; None stands for all of them."""
     if argnums is None:
         return new
@@ -215,7 +217,8 @@ def check_argnums(argnums: Any, count: int, transform: str) -> None:
         raise TransformError(f"{transform}: argnums={argnums!r} names an argument twice")
 
 
-def _sliced(args: tuple[Any, ...], argnums: Any) -> Any:
+def sliced(args: tuple[Any, ...], argnums: Any) -> Any:
+    """Those of ``args`` that are differentiated: all for None."""
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
 
@@ -223,18 +226,24 @@ def _taped(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, title: str
 ) -> tuple[Taped, Any, Any]:
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
-    listed, spec = tree_flatten(_sliced(args, argnums))
+    listed, spec = tree_flatten(sliced(args, argnums))
     tape = Taped([fresh(x, title) for x in listed])
-    returned = func(*_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
-    if any(x._node is not node for x, node in zip(tape.inputs, tape.nodes, strict=True)):
+    returned = func(*with_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
+    refuse_writes(tape.inputs, tape.nodes, title)
+    return tape, spec, returned
+
+
+def refuse_writes(inputs: Sequence[Tensor], nodes: Sequence[Any], title: str) -> None:
+    """Raise ``TransformError`` where a function has written into one of its ``inputs``, which had these ``nodes``."""
+    if any(x._node is not node for x, node in zip(inputs, nodes, strict=True)):
         raise TransformError(
             f"{title}: cannot follow a function that writes in place into what it differentiates with respect to, or into memory "
             f"that this shares. Write into a clone."
         )
-    return tape, spec, returned
 
 
-def _outputs(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
+def output_tensors(output: Any, transform: str) -> tuple[list[torch.Tensor], Any]:
+    """The tensors that a function returned, and their structure. Raises ``TransformError`` for anything else."""
     listed, spec = tree_flatten(output)
     if not listed:
         raise TransformError(f"{transform}: the function returned no tensor")
@@ -252,8 +261,8 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
         tape, spec, returned = _taped(func, primals, {}, argnums, title)
-        output, aux = _split_aux(returned, has_aux, title)
-        outputs, out_spec = _outputs(output, title)
+        output, aux = split_aux(returned, has_aux, title)
+        outputs, out_spec = output_tensors(output, title)
         for o in outputs:
             if o.dtype not in DIFFERENTIABLE:
                 raise TransformError(
@@ -285,8 +294,22 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
 
     value = tree_unflatten(outputs, out_spec)
     if not beyond:
-        value, aux = _detached((value, aux))
+        value, aux = detached((value, aux))
     return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
+
+
+def laid_out_as(output: torch.Tensor, tangent: torch.Tensor) -> torch.Tensor:
+    """The tangent of an output, sparse where that is."""
+    if tangent.layout is torch.strided and output.layout is not torch.strided:
+        return tangent.to_sparse(layout=output.layout)
+    return tangent
+
+
+def _zeros_for(output: torch.Tensor) -> torch.Tensor:
+    """A cotangent of zeros; strided also for a sparse output, since no gradient would pass the empty pattern of a sparse one."""
+    if output.layout is torch.strided:
+        return torch.zeros_like(plain_alias(output))
+    return torch.zeros(output.shape, dtype=output.dtype, device=output.device)
 
 
 class Linear:
@@ -300,55 +323,20 @@ class Linear:
         self.outputs = outputs
         self.recorded = recorded
         self._followed = [o for o in outputs if o.dtype in DIFFERENTIABLE]
-        self._cotangents = [tracked_alias(torch.zeros_like(plain_alias(o))).requires_grad_() for o in self._followed]
+        self._cotangents = [tracked_alias(_zeros_for(o)).requires_grad_() for o in self._followed]
         self._gradients = tape.pull(self._followed, self._cotangents, keep=True, recorded=True)
 
-    def push(self, tangents: Sequence[torch.Tensor], *, keep: bool) -> list[torch.Tensor]:
+    def push(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The tangents of the outputs."""
         recorded = self.recorded or (torch.is_grad_enabled() and any(any_node(t) is not None for t in tangents))
-        pushed = iter(Taped(self._cotangents).pull(self._gradients, tangents, keep=keep or recorded, recorded=recorded))
-        return [next(pushed) if o.dtype in DIFFERENTIABLE else torch.zeros_like(o) for o in self.outputs]
+        pushed = iter(Taped(self._cotangents).pull(self._gradients, tangents, keep=True, recorded=recorded))
+        return [
+            laid_out_as(o, next(pushed)) if o.dtype in DIFFERENTIABLE else torch.zeros_like(o) for o in self.outputs
+        ]
 
 
-def _linear(
-    func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, has_aux: bool, title: str
-) -> tuple[Linear, Any, Any, Any]:
-    """The linear map, the outputs, their structure, and aux."""
-    recording = torch.is_grad_enabled()
-    with torch.enable_grad():
-        tape, _, returned = _taped(func, primals, {}, argnums, title)
-        output, aux = _split_aux(returned, has_aux, title)
-        outputs, out_spec = _outputs(output, title)
-        recorded = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
-        linear = Linear(tape, outputs, recorded)
-    value = tree_unflatten(outputs, out_spec)
-    if not recorded:
-        value, aux = _detached((value, aux))
-    return linear, value, out_spec, aux
-
-
-def jvp(
-    func: Callable[..., Any],
-    primals: Any,
-    tangents: Any,
-    argnums: Any = None,
-    *,
-    strict: bool = False,
-    has_aux: bool = False,
-) -> tuple[Any, ...]:
-    """The outputs of ``func`` and their derivative along ``tangents`` (and aux): ``torch.func.jvp``."""
-    title = "jvp(f, primals, tangents)"
-    if not isinstance(primals, tuple):
-        raise TransformError(f"{title}: primals has to be a tuple, so that f(*primals) can be called")
-    given = _checked_tangents(_sliced(primals, argnums), tangents, title)
-    linear, value, out_spec, aux = _linear(func, primals, argnums, has_aux, title)
-    if strict and not all(linear.tape.leads_to(o) for o in linear.outputs):
-        raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
-    pushed = tree_unflatten(linear.push(given, keep=False), out_spec)
-    return (value, pushed, aux) if has_aux else (value, pushed)
-
-
-def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
+    """The tangents one by one. Raises ``TransformError`` where their structure, shapes or dtypes are not those of ``primals``."""
     flat_primals, spec = tree_flatten(primals)
     if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
         (tangents,) = tangents
@@ -369,18 +357,27 @@ def _checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Ten
 
 
 def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..., Any]]:
-    """The outputs of ``func`` and its derivative at ``primals`` as a function of tangents: ``torch.func.linearize``."""
+    """The outputs of ``func`` and its derivative at ``primals`` as a function of tangents: ``torch.func.linearize``.
+
+    By transposition, which leaves a linear map behind: the tangents of ``jvp`` would go through a run of the function each time.
+    """
     title = "linearize(f, *primals)"
-    linear, value, out_spec, _ = _linear(func, primals, None, False, title)
+    recording = torch.is_grad_enabled()
+    with torch.enable_grad():
+        tape, _, output = _taped(func, primals, {}, None, title)
+        outputs, out_spec = output_tensors(output, title)
+        recorded = recording and tape.reaches_beyond(outputs)
+        linear = Linear(tape, outputs, recorded)
+    value = tree_unflatten(outputs, out_spec)
 
     def jvp_fn(*tangents: Any) -> Any:
-        given = _checked_tangents(primals, tangents, title)
+        given = checked_tangents(primals, tangents, title)
         for p, t in zip(tree_flatten(primals)[0], tree_flatten(tangents)[0], strict=True):
             if p.dtype != t.dtype:
                 raise TransformError(f"{title}: a tangent has the dtype of its primal; got {t.dtype} for {p.dtype}")
-        return tree_unflatten(linear.push(given, keep=True), out_spec)
+        return tree_unflatten(linear.push(given), out_spec)
 
-    return value, jvp_fn
+    return (value if recorded else detached(value)), jvp_fn
 
 
 class Gradient:
@@ -406,7 +403,7 @@ class Gradient:
 def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
     """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
     title = "hvp(f, primals, tangents)"
-    given = _checked_tangents(primals, tangents, title)
+    given = checked_tangents(primals, tangents, title)
     gradient = Gradient(func, primals, None, title)
     if not gradient.is_scalar:
         raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.binding import Kind, gather_varargs
+from ops_registry.binding import Kind, Spelling, gather_varargs
 from ops_registry.registry import active
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.graph import current
@@ -21,6 +21,7 @@ from tracer.recording.call import NO_KEYWORDS, decompose, record, record_with_na
 from tracer.recording.composed import record_composed
 from tracer.recording.inplace import record_in_place
 from tracer.recording.nested import refuse_nested
+from tracer.recording.observed import run_observed
 from tracer.recording.parents import DIFFERENTIABLE, check_uncovered, find_parents
 from tracer.recording.results import mark_constant
 from tracer.recording.saved import NUMBERS, save
@@ -37,6 +38,7 @@ _LANES: dict[Kind, Callable[..., Any]] = {
     Kind.DECOMPOSITION: decompose,
     Kind.COMPOSED: record_composed,
     Kind.NO_GRADIENT: run_unrecorded,
+    Kind.OBSERVED: run_observed,
 }
 
 
@@ -120,3 +122,13 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
         if chosen is None:
             return call_without_rule(func, types, args, kwargs or NO_KEYWORDS)
         spelling = chosen
+
+
+def run_in_lane(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call in the lane of its kind."""
+    if spelling.choose is not None:
+        chosen = spelling.choose(args, kwargs)
+        if chosen is None:
+            return call_without_rule(func, (Tensor,), args, kwargs)
+        spelling = chosen
+    return _LANES[spelling.kind](spelling, func, args, kwargs)

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.errors import RuleResultError
 from tracer.checks.derivatives import Derivatives, differentiate, first_difference
 from tracer.checks.leaves import (
     SEED,
@@ -21,6 +22,7 @@ from tracer.checks.leaves import (
 from tracer.checks.rules.checked_rule import CheckedRule, declines
 from tracer.checks.rules.diagnosis import close, watched
 from tracer.checks.rules.sample_call import SampleCall, our_bytes, torch_bytes
+from tracer.checks.tangents import agree, products
 from tracer.checks.tolerances import drawn_tolerance
 from tracer.errors import Mistake
 
@@ -109,6 +111,30 @@ def check_memory(checked: CheckedRule, call: SampleCall) -> None:
         detail = f"{ours} bytes, torch {theirs}; the rule saves {', '.join(checked.rule.saves)}"
         advice = "name less in the formulas' parameters: result in place of input, x_shape in place of x"
         checked.fail("keeps more memory than torch", detail, call, mistake=Mistake("memory", advice))
+
+
+def check_tangents(checked: CheckedRule, call: SampleCall) -> None:
+    """Where the rule says that its op is linear or its Jacobian symmetric: tangents that go through are those of its gradient."""
+    if not (checked.rule.linear or checked.rule.symmetric) or call.spelling.inplace:
+        return
+    for wanted in call.subsets():
+        try:
+            pair = products(call, call.leaves, wanted)
+        except Exception as error:
+            if isinstance(error, RuleResultError):
+                checked.fail_with(error, call, when="by forward mode")
+                return
+            continue  # an input of which nothing is said is transposed, which takes second derivatives: compared elsewhere
+        if pair is not None and not agree(pair):
+            advice = "say linear or symmetric (ops_registry.backward) only of inputs of which it holds"
+            checked.fail(
+                "tangents: differ from the transpose of the gradient",
+                f"<c, J v> is {pair[0]:.10g} by jvp, <J' c, v> is {pair[1]:.10g}",
+                call,
+                tuple([call.names[i] for i in wanted]),
+                mistake=Mistake("tangents", advice),
+            )
+            return
 
 
 def check_formulas(checked: CheckedRule, call: SampleCall) -> None:

@@ -14,6 +14,7 @@ from tracer.checks.rules.call_checks import (
     check_gradient_layout,
     check_memory,
     check_single_results,
+    check_tangents,
 )
 from tracer.checks.rules.checked_rule import CheckedRule, certain_slope, declines
 from tracer.checks.rules.sample_call import SampleCall, cast, name_of
@@ -85,6 +86,7 @@ class RuleComparison:
             check_gradient_layout(self.checked, call)
             check_single_results(self.checked, call)
             check_memory(self.checked, call)
+            check_tangents(self.checked, call)
         if compared:
             self._note(call)
         return compared
@@ -97,6 +99,8 @@ class RuleComparison:
         call = SampleCall(self.rule, self.main, Sample(cast(sample.values, dtype), sample.source), dtype)
         if self._compare(call, tuple(call.able), 1, everything=dtype.is_complex) is Answer.RIGHT:
             self.report.dtypes[str(dtype)[6:]] += 1
+            if dtype is torch.complex128:
+                check_tangents(self.checked, call)
 
     def _note(self, call: SampleCall) -> None:
         self.report.dtypes[str(call.dtype)[6:]] += 1

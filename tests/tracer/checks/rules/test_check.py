@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 import ops_registry
 from ops_registry import RuleCheckError
+from ops_registry.registry import RULES
 from tracer.checks.rules.check import check_rule
 from tracer.checks.rules.comparison import RuleComparison
 
@@ -266,6 +267,23 @@ def test_too_much_memory() -> None:
     ops_registry.backward(torch.exp, replace=True)(lambda grad, input, result: grad * result.conj())
     assert failure(torch.exp).kind == "memory"
     assert check_rule(torch.exp, max_examples=5, database=False, memory=False).kept_bytes > 0
+
+
+@pytest.mark.parametrize("words", [{"linear": True}, {"symmetric": True}], ids=["linear", "symmetric"])
+def test_a_word_for_forward_mode_that_does_not_hold(words: dict[str, bool]) -> None:
+    ops_registry.backward(shares, **words)(lambda grad, result: result * (grad - (grad * result).sum(-1, keepdim=True)))
+    if "symmetric" in words:  # the Jacobian of softmax is symmetric
+        assert check_rule(shares, dtypes=FLOAT64).examples
+    else:
+        assert failure(shares, dtypes=FLOAT64).kind == "tangents"
+
+
+def test_a_symmetric_jacobian_over_real_numbers_alone() -> None:
+    formula = RULES["sgn"].formulas[0].function
+    ops_registry.backward(torch.sgn, replace=True, symmetric=True)(formula)
+    assert failure(torch.sgn).kind == "tangents"
+    ops_registry.backward(torch.sgn, replace=True, symmetric=True, holomorphic=False)(formula)
+    assert check_rule(torch.sgn).dtypes["complex128"]
 
 
 def test_a_rule_that_reads_a_gradient_as_it_lies_in_memory() -> None:

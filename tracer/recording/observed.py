@@ -1,0 +1,42 @@
+"""Calls that somebody makes in our place while looking at them: ``tracer.func.jvp`` carries tangents through each as it is made.
+
+An observer stands in the table of rules, so that a call without one costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ops_registry.binding import Kind, ObservedSpelling, Spelling
+from ops_registry.registry import Layer
+
+#: ``observe(spelling, func, args, kwargs)`` makes the call and returns its result.
+Observe = Callable[[Spelling, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+
+
+class ObservedTable(Layer):
+    """The rules of the table beneath, with ``observe`` for the calls that ``wanted(spelling)`` holds for.
+
+    In-place writes, decompositions and functions without a rule go their own ways; the parts of the last two are observed.
+    """
+
+    def __init__(
+        self, beneath: Mapping[Callable[..., Any], Spelling], wanted: Callable[[Spelling], bool], observe: Observe
+    ) -> None:
+        super().__init__(beneath)
+        self.wanted = wanted
+        self.observe = observe
+
+    def __missing__(self, key: Callable[..., Any]) -> Spelling:
+        spelling = self.outer[key]
+        if spelling.kind in (Kind.RULE, Kind.OBSERVED) and self.wanted(spelling):
+            spelling = ObservedSpelling(spelling, self.observe)
+        self[key] = spelling
+        return spelling
+
+
+def run_observed(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call that is made by its observer."""
+    assert isinstance(spelling, ObservedSpelling)
+    return spelling.observe(spelling.beneath, func, args, kwargs)
