@@ -23,6 +23,7 @@ from tracer.errors import (
     SavedTensorHookError,
     SecondDerivativeError,
     TransformError,
+    TransformValueError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "SecondDerivativeError",
     "Tensor",
     "TransformError",
+    "TransformValueError",
     "UnsupportedError",
     "UnusedInputError",
     "audit",
