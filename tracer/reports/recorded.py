@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
 
@@ -14,7 +15,8 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.errors import NotNotedError
 from tracer.graph import Graph, kept_bytes
 from tracer.node import Bridge, CallNode, Leaf, Node, Output, flat
-from tracer.notes.calls import Call
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +86,9 @@ class Recorded:
 def read_graph(graph: Graph) -> Recorded:
     """What ``graph`` holds now. The result holds no tensor."""
     nodes = graph.nodes()
-    notes = _notes(graph)
-    serials = [node.serial for node in nodes] if nodes else [note.serial for note in notes or ()]
+    notes = _noted(graph.calls)
+    cuts = _noted(graph.cuts)
+    serials = [node.serial for node in nodes] or [note.serial for note in notes or ()]
     position = {serial: i for i, serial in enumerate(serials)}
     leaves: dict[Node, int] = {}
     if nodes:
@@ -98,23 +101,20 @@ def read_graph(graph: Graph) -> Recorded:
     return Recorded(
         calls,
         read_leaves,
-        _cuts(graph, position) if notes is not None else [],
-        bool(nodes),
-        sum(not note.alive for note in notes or ()),
-        notes is not None or any(call.site is not None for call in calls),
+        [RecordedCut(cut.what, cut.site, _known(cut.parents, position)) for cut in cuts or ()],
+        alive=bool(nodes),
+        gone=sum(not note.alive for note in notes or ()),
+        # The calls of a result may have been noted by another graph than the one that was made of them.
+        sites=cuts is not None or any(graph.site_of(node) is not None for node in nodes),
     )
 
 
-def _notes(graph: Graph) -> list[Call] | None:
-    """The calls that ``graph`` has noted; None where it notes none."""
+def _noted(ask: Callable[[], list[T]]) -> list[T] | None:
+    """What a graph answers; None where it notes nothing of the kind."""
     try:
-        return graph.calls()
+        return ask()
     except NotNotedError:
         return None
-
-
-def _cuts(graph: Graph, position: dict[int, int]) -> list[RecordedCut]:
-    return [RecordedCut(cut.what, cut.site, _known(cut.parents, position)) for cut in graph.cuts()]
 
 
 def _read_call(

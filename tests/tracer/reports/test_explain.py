@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -106,6 +107,16 @@ def test_without_sites_the_rows_are_by_op_and_the_advice_says_how_to_have_module
     del y
 
 
+def test_a_graph_that_notes_calls_and_no_sites_is_explained_by_op() -> None:
+    x = tracer.tensor(torch.ones(8), requires_grad=True)
+    with tracer.Graph(finite=True) as graph:
+        y = x.exp().sin()
+    for y_or_none in (y, None):
+        y = y_or_none
+        report = tracer.explain(graph)
+        assert {r.name: r.calls for r in report.rows} == {"exp": 1, "sin": 1} and "sites=True" in str(report)
+
+
 def test_calls_that_are_gone_are_told_of_where_none_is_alive() -> None:
     graph, loss = language_graph(False, False)
     alive = tracer.explain(graph)
@@ -134,6 +145,30 @@ def test_the_graph_of_a_result_shows_the_modules_that_were_noted() -> None:
     graph, loss = language_graph(False)
     found = tracer.explain(tracer.graph_of(loss))
     assert [r.name for r in found.rows] == [r.name for r in tracer.explain(graph).rows]
+
+
+def test_a_long_chain_of_calls_is_explained_and_drawn_without_recursion() -> None:
+    y = tracer.tensor([1.0], requires_grad=True)
+    with tracer.Graph(sites=True) as graph:
+        for _ in range(10 * sys.getrecursionlimit()):
+            y = y * 1.0
+    report = tracer.explain(graph)
+    assert [(r.name, r.calls) for r in report.rows] == [("(top level)", 10 * sys.getrecursionlimit())]
+    assert "<script>" in report.to_html()
+
+
+def test_modules_in_modules_are_explained_and_drawn_however_deep() -> None:
+    model: torch.nn.Module = torch.nn.Tanh()
+    for _ in range(150):
+        model = torch.nn.Sequential(model)
+    nn.track(model)
+    x = tracer.tensor([1.0], requires_grad=True)
+    with tracer.Graph(sites=True) as graph:
+        y = model(x)
+    report = tracer.explain(graph, 1000)
+    assert [r.level for r in report.rows] == list(range(1, 151))
+    assert tracer.draw(graph).to_mermaid().count("subgraph") == 149
+    del y
 
 
 def test_a_depth_below_one_is_refused() -> None:
