@@ -15,7 +15,7 @@ from tracer.reports.blocks import Part, Tree, fold
 from tracer.reports.recorded import Recorded, RecordedCall, RecordedCut
 
 #: A picture of more boxes is hardly read any more.
-MOST_BOXES = 150
+MOST_BOXES = 100
 
 #: So many leaves, and so many cuts, are drawn one by one.
 FEW = 20

@@ -91,7 +91,10 @@ def _verdict(recorded: Recorded, rows: Sequence[SummaryRow]) -> str:
     told = f"{calls(len(recorded.calls))}{inside}, {found.parameters:,} parameters, {kept} kept for backward."
     largest = max((row for row in rows if row.level == 1), key=lambda row: row.kept_bytes, default=None)
     if largest is not None and 0 < MUCH * found.kept_bytes <= largest.kept_bytes < found.kept_bytes:
-        told += f" {largest.name} keeps {largest.kept_bytes / found.kept_bytes:.0%} of it."
+        where = largest.module or largest.name
+        told += f" {largest.kept_bytes / found.kept_bytes:.0%} of it in {where}" + (
+            ", repeated." if largest.times > 1 else "."
+        )
     return told
 
 

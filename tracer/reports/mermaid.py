@@ -11,6 +11,9 @@ from tracer.reports.style import COLOURS, look_of, sizes, text_of
 #: Width in pixels of the border of the box that keeps most: Mermaid has no sizes of boxes.
 WIDEST_BORDER = 8
 
+#: Before the name of a class of boxes: ``call`` is a word of Mermaid's own.
+PREFIX = "box_"
+
 
 def write_mermaid(drawing: Drawing, title: str) -> str:
     """The flowchart of ``drawing``: modules are sub-graphs, the border of a box grows with what it keeps."""
@@ -27,7 +30,7 @@ def write_mermaid(drawing: Drawing, title: str) -> str:
         lines += [_box(i, drawing.boxes[i]) for i in boxes[part]]
     lines += ["end"] * open_parts
     lines += [f"b{start} {'-.->' if drawing.is_loop(start, end) else '-->'} b{end}" for start, end in drawing.arrows]
-    lines += [f"classDef {look} fill:{c.fill},stroke:{c.border},color:#000" for look, c in COLOURS.items()]
+    lines += [f"classDef {PREFIX}{look} fill:{c.fill},stroke:{c.border},color:#000" for look, c in COLOURS.items()]
     lines += [
         f"style b{i} stroke-width:{1 + size * (WIDEST_BORDER - 1):.1f}px"
         for i, size in enumerate(sizes(drawing))
@@ -38,7 +41,8 @@ def write_mermaid(drawing: Drawing, title: str) -> str:
 
 def _box(number: int, box: Box) -> str:
     text = _quoted(*text_of(box))
-    return f"b{number}({text}):::{look_of(box)}" if box.kind != "leaf" else f"b{number}([{text}]):::{look_of(box)}"
+    shape = f"([{text}])" if box.kind == "leaf" else f"({text})"
+    return f"b{number}{shape}:::{PREFIX}{look_of(box)}"
 
 
 def _quoted(*lines: str) -> str:

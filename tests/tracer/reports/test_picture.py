@@ -91,7 +91,7 @@ def test_a_cut_is_drawn_at_the_call_whose_history_ends() -> None:
     names = [row.name for row in picture.rows]
     text = picture.to_mermaid()
     assert f"b{names.index('exp')} --> b{names.index('detach')}" in text
-    assert re.search(rf"^b{names.index('detach')}\(.*\):::cut$", text, re.M) and "detach at test_picture.py" in str(
+    assert re.search(rf"^b{names.index('detach')}\(.*\):::box_cut$", text, re.M) and "detach at test_picture.py" in str(
         picture
     )
     del y, z
@@ -108,7 +108,7 @@ def test_a_zero_gradient_is_marked(kind: str) -> None:
         (y * 0).backward(retain_graph=True)
     picture = tracer.draw(graph)
     assert {row.name for row in picture.rows if row.zero} == {"round" if kind == "rule" else "linear"}
-    assert ":::zero" in picture.to_mermaid() and "Amber" in str(picture)
+    assert ":::box_zero" in picture.to_mermaid() and "Amber" in str(picture)
 
 
 def test_a_loop_over_one_module_is_one_block() -> None:
@@ -166,6 +166,17 @@ def test_mermaid_text_needs_no_package(without: Callable[[str], None]) -> None:
     assert picture._repr_svg_() is None and picture._repr_mimebundle_() == {"text/vnd.mermaid": text}
     assert "<svg" not in picture.to_html() and "flowchart TD" in picture.to_html()
     del loss
+
+
+def test_mermaid_text_has_no_word_of_mermaid_for_a_name() -> None:
+    x = tracer.tensor(torch.ones(3), requires_grad=True)
+    with tracer.Graph(sites=True) as graph:
+        y = x.exp()
+        z = y.detach() + y.round()
+    bare = re.sub(r'"[^"]*"', "", tracer.draw(graph).to_mermaid())
+    names = set(re.findall(r"(?::::|classDef |^)(\w+)", bare, re.M)) - {"title", "flowchart", "classDef", "style"}
+    assert names >= {"b0", "box_call", "box_leaf", "box_cut", "box_zero"} and all(n.startswith("b") for n in names)
+    del z
 
 
 def test_mermaid_reads_nothing_in_a_name() -> None:
