@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 from support.blocks import language_graph
@@ -124,6 +126,32 @@ def test_blocks_with_the_same_calls_joined_otherwise_are_not_equal() -> None:
         y = model(tracer.tensor(torch.ones(2), requires_grad=True))
     assert titles(fold(read_graph(graph))) == ["0", "1"]
     del y
+
+
+def test_blocks_that_look_alike_everywhere_take_no_longer_than_the_search_is_given() -> None:
+    class Rings(torch.nn.Module):
+        """Sums of neighbours on rings of so many, which nothing joins."""
+
+        def __init__(self, *sizes: int) -> None:
+            super().__init__()
+            self.sizes = sizes
+
+        def forward(self, given: list[torch.Tensor]) -> list[torch.Tensor]:
+            sums = []
+            for size in self.sizes:
+                ring = [given[0].tanh() for _ in range(size)]
+                sums += [ring[i] + ring[i - 1] for i in range(size)]
+            return [*given, *sums]
+
+    few, many = [3] * 12 + [4] * 3, [3] * 8 + [4] * 6
+    model = nn.track(torch.nn.Sequential(Rings(*few), Rings(*many), Rings(*reversed(few))))
+    with tracer.Graph(sites=True) as graph:
+        held = model([tracer.tensor(torch.ones(2), requires_grad=True)])
+    recorded = read_graph(graph)
+    begin = time.perf_counter()
+    assert "1" in titles(fold(recorded))
+    assert time.perf_counter() - begin < 30
+    del held
 
 
 def test_blocks_inside_of_blocks_are_folded_too() -> None:
