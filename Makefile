@@ -26,6 +26,7 @@ check: lint
 bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/per_op.py
 	$(BIN)/python benchmarks/lanes.py
+	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/networks.py
 	$(BIN)/python benchmarks/checkpointing.py
 	$(BIN)/python benchmarks/lifetimes.py

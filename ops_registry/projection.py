@@ -49,7 +49,7 @@ def _summed(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:
 
     Between two sums half precision stays wide, so that it is rounded once, at the end.
     """
-    lead = grad.dim() - len(shape)
+    lead = grad.ndim - len(shape)
     stretched = [lead + i for i, size in enumerate(shape) if size == 1 and grad.shape[lead + i] != 1]
     if not shape:
         return grad.sum()

@@ -27,6 +27,15 @@ BODY = "body"
 #: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
 
+#: torch's own ways to them, past properties of a subclass: they are read with interception off.
+_READ: dict[str, Callable[[torch.Tensor], Any]] = {
+    "shape": torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
+    "dtype": torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
+    "device": torch.Tensor.device.__get__,
+    "stride": torch.Tensor.stride,
+    "offset": torch.Tensor.storage_offset,
+}
+
 #: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
 FROM_RESULT = -1
@@ -37,9 +46,7 @@ AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu"
 
 def _meta(value: Any, name: str) -> Any:
     if isinstance(value, torch.Tensor):
-        if name == "stride":
-            return value.stride()
-        return value.storage_offset() if name == "offset" else getattr(value, name)
+        return _READ[name](value)
     if isinstance(value, list | tuple):
         return [_meta(v, name) for v in value]
     return torch.Size(()) if name == "shape" else None

@@ -182,6 +182,8 @@ batch_dim_of: Callable[[torch.Tensor], int] = _functorch.maybe_get_bdim
 unwrapped: Callable[[torch.Tensor], torch.Tensor] = _functorch.get_unwrapped
 #: ``add_batch_dim(tensor, dim, level)``: ``dim`` of ``tensor`` is the batch of that level.
 add_batch_dim: Callable[[torch.Tensor, int, int], torch.Tensor] = _functorch._add_batch_dim
+#: ``remove_batch_dim(tensor, level, batch_size, dim)``: the batch of that level as dimension ``dim``.
+remove_batch_dim: Callable[[torch.Tensor, int, int, int], torch.Tensor] = _functorch._remove_batch_dim
 
 #: The modules where ``torch.func`` looks up its own parts at every call, however its public functions were bound.
 vmap_parts: Any = torch._functorch.vmap
@@ -321,3 +323,7 @@ HigherOrderOperator: Any = torch._ops.HigherOrderOperator
 def control_flow(name: str) -> Callable[..., Any] | None:
     """One of torch's control flow functions; ``scan``, ``associative_scan`` and ``map`` have private names only."""
     return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name, None)
+
+
+#: The number that torch's own autograd gives the next node of this thread: which calls came before, and which after.
+next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr

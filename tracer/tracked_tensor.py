@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, count_modes
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node
 from tracer.notes.cuts import note_cut, note_frozen
@@ -31,6 +31,19 @@ _DATA: Any = torch.Tensor.data
 _OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
 
 
+def _unintercepted(name: str) -> Any:
+    """The attribute ``name`` of a tensor, read past interception, which would cost five times as much: nothing is recorded of it."""
+    read: Callable[[torch.Tensor], Any] = getattr(torch.Tensor, name).__get__
+
+    def get(self: Tensor) -> Any:
+        if count_modes():  # they are to see it, and to have interception on
+            return read(self)
+        with DisableTorchFunctionSubclass():
+            return read(self)
+
+    return property(get, doc=f"``torch.Tensor.{name}``.")
+
+
 class Tensor(torch.Tensor):
     """A tensor whose calls are recorded and whose gradients come from the rules in ``ops_registry``.
 
@@ -40,6 +53,12 @@ class Tensor(torch.Tensor):
 
     #: The node that made it, a ``Leaf`` where the user wants a gradient, None where no gradient is wanted.
     _node: Node | None = None
+
+    #: What formulas ask of a tensor most.
+    device = _unintercepted("device")
+    dtype = _unintercepted("dtype")
+    ndim = _unintercepted("ndim")
+    shape = _unintercepted("shape")
 
     # ------------------------------------------------------------------ what autograd adds to a tensor
     @property

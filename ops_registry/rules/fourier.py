@@ -4,7 +4,7 @@ A transform multiplies by a matrix F of the entries exp(±2πijk/n), scaled as `
 transform of the opposite sign, with the scale that ``norm`` gave, which the opposite transform calls by the opposite name.
 """
 
-from typing import SupportsIndex
+from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
@@ -95,7 +95,7 @@ def ihfft(grad, input_shape, n, dim, norm):
 
 
 def as_list(value):
-    return [int(value)] if isinstance(value, SupportsIndex) else list(value)
+    return list(value) if isinstance(value, Sequence) else [int(value)]
 
 
 def transformed(shape, s, dim):

@@ -18,6 +18,8 @@ tensordot = torch._C._VariableFunctions.tensordot
 
 def rows(tensor):
     """All vectors along the last axis of ``tensor``, as the rows of one matrix."""
+    if tensor.ndim == 2:
+        return tensor
     return tensor.flatten(0, -2) if tensor.ndim > 1 else tensor.unsqueeze(0)
 
 
@@ -50,6 +52,8 @@ def matmul_input(grad, input_shape, other):
     if len(input_shape) == 1:  # y = v B
         if other.ndim > 2 and grad.dtype in HALF:  # each product of the batch would be rounded before they are added
             return summed_product(grad.unsqueeze(-2), other.mH, (1, *input_shape)).squeeze(0)
+        if other.ndim == 2:
+            return conj(other) @ grad
         return (conj(other) @ grad.unsqueeze(-1)).squeeze(-1)
     if other.ndim == 2:
         return grad @ other.mH

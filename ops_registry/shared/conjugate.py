@@ -11,9 +11,9 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 def conj(value: Any) -> Any:
     """The complex conjugate of a tensor or a number; real ones, and what is neither, are returned as they are."""
+    if type(value) is torch.Tensor:
+        return value.conj() if value.is_complex() else value
     if isinstance(value, torch.Tensor):
-        if type(value) is torch.Tensor:
-            return value.conj() if value.is_complex() else value
         with DisableTorchFunctionSubclass():  # to have the question intercepted would cost as much as an op
             is_complex = value.is_complex()
         return value.conj() if is_complex else value

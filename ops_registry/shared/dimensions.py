@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import SupportsIndex
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,7 +14,7 @@ def reduced_dims(dim: int | Sequence[int] | None, rank: int) -> tuple[int, ...]:
     """The dimensions that a reduction with argument ``dim`` takes away, ascending and not negative; all for None or ()."""
     if dim is None or rank == 0:
         return tuple(range(rank))
-    dims = (dim,) if isinstance(dim, SupportsIndex) else tuple(dim)
+    dims: tuple[Any, ...] = tuple(dim) if isinstance(dim, Sequence) else (dim,)
     return tuple(sorted(int(d) % rank for d in dims)) if dims else tuple(range(rank))
 
 

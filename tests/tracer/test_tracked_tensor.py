@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.overrides import TorchFunctionMode
 
 import tracer
 
@@ -226,3 +228,25 @@ def test_functions_of_torch_that_the_class_answers_itself_work_as_functions() ->
     torch.Tensor.backward((x * 2).sum())
     assert x.grad is not None and x.grad.tolist() == [2.0]
     assert torch.Tensor.detach(x).requires_grad is False
+
+
+class Doubling(TorchFunctionMode):
+    """Computes with the tensor whose attributes somebody asks for."""
+
+    def __init__(self) -> None:
+        self.made: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.made.append(args[0] * 2)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("name", ["device", "dtype", "ndim", "shape"])
+def test_a_mode_sees_who_asks_for_an_attribute(name: str) -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    with Doubling() as mode:
+        found = getattr(x, name)
+    assert found == getattr(torch.tensor([1.0, 2.0]), name)
+    (double,) = mode.made
+    double.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]

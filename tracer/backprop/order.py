@@ -42,10 +42,15 @@ def _has_hooks(leaf: Leaf) -> bool:
 
 def nodes_needed_for(targets: set[Node], order: list[Node], through_bridges: bool) -> set[Node]:
     """The targets, and the nodes of ``order`` from which a way leads to one (or to a bridge, where that counts)."""
+    if targets.issuperset([node for node in order if not node.parents]):
+        return targets.union(order)  # every way ends at a target
     needed = set(targets)
     for node in reversed(order):
         if node in needed:
             continue
-        if (through_bridges and type(node) is Bridge) or any(p in needed for p in flat(node.parents)):
+        parents = node.parents
+        if not needed.isdisjoint(flat(parents) if tuple in map(type, parents) else parents) or (
+            through_bridges and type(node) is Bridge
+        ):
             needed.add(node)
     return needed

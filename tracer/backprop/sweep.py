@@ -14,24 +14,25 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from ops_registry.errors import GlassgradError
+from ops_registry.registry import active
 from ops_registry.rule import CallPlan, Step
+from ops_registry.scopes import without_blocks
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import backward_into_torch, not_recordable
 from tracer.backprop.hooks import (
+    hooks_on_filling,
     native_hooks,
     run_hooks,
     run_post_hooks,
     run_prehooks,
-    show_filled,
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
@@ -46,6 +47,7 @@ from tracer.recording.saved import reattach, release, saved_values
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _PLAIN = torch.Tensor
+_CALLS = (CallNode, OpaqueNode)
 
 
 class Sweep:
@@ -71,6 +73,8 @@ class Sweep:
         self.targets: set[Node] | None = None
         #: The nodes that lead to a target; None where all are visited.
         self.needed: set[Node] | None = None
+        #: Whether a node that is visited can have parents that are not.
+        self.narrow = False
         #: Anomaly mode is on: the general lane looks at what each node passes on.
         self.anomaly = torch.is_anomaly_enabled()
         #: Whether leaves among the targets are to be filled, and not found.
@@ -104,23 +108,28 @@ class Sweep:
 
     def will_visit(self, node: Node) -> bool:
         """Whether the sweep comes to ``node``, or has been there."""
-        return node in self.order and (self.needed is None or node in self.needed)
+        return node in self.order
 
     def run(
         self,
         roots: Iterable[tuple[Node, torch.Tensor]],
         targets: set[Node] | None = None,
         through_bridges: bool = False,
+        order: list[Node] | None = None,
     ) -> dict[Node, torch.Tensor]:
         """Carry the gradients of ``roots`` back, and return those that reached ``targets``.
 
         ``targets`` None: the whole graph is swept, and leaves are to be filled. Otherwise only nodes that lead to a target are visited, or,
-        with ``through_bridges``, to a place where the history goes on in torch's autograd.
+        with ``through_bridges``, to a place where the history goes on in torch's autograd. ``order``: that of the roots, where it is known.
         """
         self._begin_at(roots)
-        self.order = order = hooked_leaves_early(backward_order(list(self.grads)))
+        order = backward_order(list(self.grads)) if order is None else order
         self.targets = targets
-        self.needed = None if targets is None else nodes_needed_for(targets, order, through_bridges)
+        if targets is not None:
+            self.needed = needed = nodes_needed_for(targets, order, through_bridges)
+            self.narrow = not needed.issuperset(order)
+            order = [node for node in order if node in needed] if self.narrow else order
+        self.order = order = hooked_leaves_early(order)
         self._visit_all(order)
         return self.found
 
@@ -135,7 +144,7 @@ class Sweep:
         """Carry the gradients of ``roots`` back through the nodes ``inside`` (newest first), and return those that reached ``limits``."""
         self._begin_at(roots)
         self.targets = set(limits)
-        self.needed = {*inside, *limits}
+        self.needed = {*inside, *limits}  # and all their parents
         self.order = inside
         self._visit_all(inside)
         for node in limits:
@@ -147,33 +156,33 @@ class Sweep:
         return self.found
 
     def _visit_all(self, order: list[Node]) -> None:
-        mode = torch.is_grad_enabled()
+        mode, table = torch.is_grad_enabled(), active.table
         set_grad_enabled(self.create_graph)
+        if self.create_graph:  # what formulas call is no call of the user's, for which ``use`` blocks are
+            active.table = without_blocks(table)
         try:
             self._visit(order)
         finally:
+            active.table = table
             set_grad_enabled(mode)
             self.order = []
 
-    def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912
+    def _visit(self, order: list[Node]) -> None:  # noqa: C901, PLR0912, PLR0915
         grads, zero, owned = self.grads, self.zero, self.owned
         take = grads.pop
         keep_graph = self.keep_graph
         # A dispatch mode is user code that sees every call, and may ask for the node.
         fast = self.fast and not (self.anomaly or count_dispatch_modes())
-        recorded = self.create_graph
+        #: Where the backward pass is recorded, rules return tracked tensors.
+        recorded, expected = self.create_graph, Tensor if self.create_graph else _PLAIN
         #: Where only some nodes are visited: those of them where no gradient is asked for.
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
-        common = on_the_way is None and not recorded
+        narrow = self.narrow
+        common = not (narrow or recorded)
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
-            if (
-                fast
-                and type(node) is CallNode
-                and node.extras is None
-                and (common or on_the_way is None or node in on_the_way)
-            ):
+            if fast and type(node) is CallNode and node.extras is None and (on_the_way is None or node in on_the_way):
                 # 1 gradient
                 grad = take(node, None)
                 if grad is None:
@@ -192,7 +201,8 @@ class Sweep:
                     saved_values(node)
                 parents, steps = node.parents, node.plan.steps
                 if not common:
-                    steps = self._steps(node, node.plan)
+                    if narrow:
+                        steps = self._steps(node, node.plan)
                     if recorded:
                         saved = reattach(node, saved)
                 try:
@@ -203,7 +213,7 @@ class Sweep:
                             self._pass_all_on(node, step, result, None)
                             continue
                         parent = parents[step.parent]
-                        if type(result) is not _PLAIN or type(parent) is tuple:
+                        if type(result) is not expected or type(parent) is tuple:
                             self._pass_on(node, step, step.parent, result, None)
                             continue
                         # 4 projection
@@ -228,8 +238,6 @@ class Sweep:
         """The general lane: what a sweep does with any node."""
         # 1 gradient
         grad = arrived = self.grads.pop(node, None)
-        if self.needed is not None and node not in self.needed:
-            return
         if grad is None and node in self.zero:
             grad = arrived = self._zero_at(node)
             if grad is None:
@@ -245,13 +253,15 @@ class Sweep:
             if self.targets is None or self.fill_targets:
                 buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
                 self._reach_leaf(node, buffer)
-                self.node = None
-                return
+            elif grad is not None:
+                self.found[node] = grad
+            self.node = None
+            return
         goes_on = self.needed is None or any(p in self.needed for p in flat(node.parents))
         if self.targets is not None and node in self.targets and grad is not None:
             # As in torch a gradient that goes on from here is found as it was before hooks, and one that ends here as they left it.
             self.found[node] = arrived if goes_on else grad
-        if isinstance(node, CallNode | OpaqueNode):
+        if isinstance(node, _CALLS):
             if goes_on:
                 self._through(node, grad if extras is None else run_prehooks(node, grad))
         elif grad is not None and isinstance(node, Output):
@@ -345,7 +355,7 @@ class Sweep:
     def _steps(self, node: CallNode, plan: CallPlan) -> tuple[Step, ...]:
         """The formulas of ``node``, by its plan or another, that lead to a target."""
         needed = self.needed
-        if needed is None:
+        if not self.narrow or needed is None or needed.issuperset(node.parents):
             return plan.steps
         return plan.steps_for(
             tuple([not needed.isdisjoint(flat(p)) if type(p) is tuple else p in needed for p in node.parents])
@@ -457,29 +467,17 @@ class Sweep:
 
     def _reach_leaf(self, leaf: Leaf, buffer: list[Any]) -> None:
         """Fill ``.grad`` at the end of the sweep, or at once where hooks wait for that; ``buffer`` holds the gradient, or None."""
-        tensor, extras = leaf.variable, leaf.extras
+        tensor = leaf.variable
         if tensor is None:
             return
-        if extras is None and not leaf.adopted:
-            self._fill_at_the_end(tensor, buffer)
-            return
-        ours = None if extras is None else extras.accumulate_hooks
-        hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
-        if extras is not None and (extras.prehooks or extras.post_hooks):
-            buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(partial(show_filled, leaf, buffer[0]))
-        if not hooks:
-            self._fill_at_the_end(tensor, buffer)
-            return
-        # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
-        if buffer[0] is not None:
+        hooks = hooks_on_filling(leaf, buffer)
+        if buffer[0] is not None and not hooks:
+            self.leaves.append((tensor, buffer))
+        elif buffer[0] is not None:
+            # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
             self._fill([(tensor, buffer)])
         for hook in hooks:
             hook(tensor)
-
-    def _fill_at_the_end(self, tensor: torch.Tensor, buffer: list[Any]) -> None:
-        if buffer[0] is not None:
-            self.leaves.append((tensor, buffer))
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:

@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ops_registry.torch_private import tree_flatten
+import torch
+
+from ops_registry.torch_private import tree_flatten, tree_unflatten, vmap_parts
 from tracer.errors import TransformError
-from tracer.func.names import grad, vmap
-from tracer.func.reverse import hessian_product
+from tracer.func.handover import on_our_rules
+from tracer.func.jacobians import hessian_product
+from tracer.func.reverse import scalar_gradients
+from tracer.func.vmapped import at_once
 
 
 def hvp(func: Callable[..., Any], primals: Any, tangents: Any) -> Any:
@@ -32,4 +36,15 @@ def per_sample_grad(loss: Callable[..., Any], params: Any, *batch: Any) -> Any:
     """
     if not tree_flatten(batch)[0]:
         raise TransformError("per_sample_grad(loss, params, *batch): there is no batch")
-    return vmap(grad(loss), in_dims=(None, *[0] * len(batch)), randomness="different")(params, *batch)
+    _, dims, samples, batch_spec = vmap_parts._process_batched_inputs(0, batch, loss)
+    spec: Any = None
+
+    def of_one(*sample: torch.Tensor) -> list[torch.Tensor]:
+        nonlocal spec
+        args = (params, *tree_unflatten(sample, batch_spec))
+        grads, spec, _, _ = scalar_gradients(loss, 0, False, args, {}, "per_sample_grad(loss, params, *batch)")
+        return grads
+
+    with on_our_rules():
+        grads = at_once(of_one, samples, dims, "different")
+    return tree_unflatten(grads, spec)

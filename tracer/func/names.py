@@ -15,7 +15,7 @@ from ops_registry.errors import GlassgradError
 from ops_registry.torch_private import transform_parts
 from tracer.errors import TransformError, TransformValueError
 from tracer.func.handover import on_our_rules
-from tracer.func.reverse import scalar_hessian
+from tracer.func.jacobians import jacobian, scalar_hessian
 
 T = TypeVar("T", bound=Callable[..., Any])
 
@@ -70,7 +70,6 @@ def _runs_on_our_rules(transform: T) -> T:
 
 grad = _made_on_our_rules(torch.func.grad)
 grad_and_value = _made_on_our_rules(torch.func.grad_and_value)
-jacrev = _made_on_our_rules(torch.func.jacrev)
 jacfwd = _made_on_our_rules(torch.func.jacfwd)
 vmap = _made_on_our_rules(torch.func.vmap)
 vjp = _runs_on_our_rules(torch.func.vjp)
@@ -81,6 +80,31 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     """``torch.func.linearize``."""
     with _our_transform("linearize"):
         return torch.func.linearize(func, *primals)
+
+
+def jacrev(
+    func: Callable[..., Any],
+    argnums: int | tuple[int, ...] = 0,
+    *,
+    has_aux: bool = False,
+    chunk_size: int | None = None,
+    _preallocate_and_copy: bool = False,
+) -> Callable[..., Any]:
+    """``torch.func.jacrev``."""
+    odd = chunk_size is not None and (
+        not isinstance(chunk_size, int) or chunk_size < 1
+    )  # torch says what is wrong with it
+    if _preallocate_and_copy or odd:
+        return _made_on_our_rules(torch.func.jacrev)(
+            func, argnums, has_aux=has_aux, chunk_size=chunk_size, _preallocate_and_copy=_preallocate_and_copy
+        )
+
+    @functools.wraps(func)
+    def run(*args: Any) -> Any:
+        with _our_transform("jacrev"):
+            return jacobian(func, args, argnums, has_aux, chunk_size)
+
+    return run
 
 
 def hessian(func: Callable[..., Any], argnums: Any = 0) -> Callable[..., Any]:

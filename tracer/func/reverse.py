@@ -7,6 +7,8 @@ respect to them is the derivative along this transform alone. It is recorded its
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
@@ -27,10 +29,10 @@ from tracer.backprop.sweep import Sweep
 from tracer.errors import TransformError
 from tracer.func.vmapped import batched
 from tracer.graph import backward_order
-from tracer.node import Node, flat
+from tracer.node import Leaf, Node
 from tracer.recording.levels import levels, physical
 from tracer.recording.parents import DIFFERENTIABLE, any_node
-from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
 
 def fresh(tensor: Any, transform: str) -> Tensor:
@@ -43,14 +45,18 @@ def fresh(tensor: Any, transform: str) -> Tensor:
             f"have one. Convert it, or leave it out (argnums)."
         )
     if type(tensor) is not Tensor:
-        _refuse_followed_by_torch([tensor])
+        refuse_followed_by_torch([tensor])
     if any_node(tensor) is not None:
         return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))
     with DisableTorchFunctionSubclass():
-        return tracked_alias(plain_alias(tensor)).requires_grad_()
+        alias = plain_alias(tensor)
+        shape, dtype = alias.shape, alias.dtype
+        tracked = become_tracked(alias)
+        tracked._node = Leaf(tracked, shape, dtype)
+        return tracked
 
 
-def _refuse_followed_by_torch(tensors: Sequence[torch.Tensor]) -> None:
+def refuse_followed_by_torch(tensors: Sequence[torch.Tensor]) -> None:
     """Raise ``TransformError`` for a batch that torch's own autograd follows inside ``torch.vmap``: what depends on it there is lost."""
     for tensor in tensors if levels.open else ():
         if is_batched(tensor) and physical(tensor).requires_grad:
@@ -66,22 +72,21 @@ class Taped:
     def __init__(self, inputs: Sequence[Tensor]) -> None:
         self.inputs = inputs
         self.nodes = [_node(x) for x in inputs]
+        self._asked: list[Node] = []
+        self._order: list[Node] = []
 
     def reaches_beyond(self, outputs: Sequence[Any]) -> bool:
         """Whether the outputs depend on something that wants a gradient besides the inputs."""
-        mine = set(self.nodes)
-        seen: set[Node] = set()
-        stack = [n for o in outputs if isinstance(o, torch.Tensor) and (n := any_node(o)) is not None]
-        stack += [p for n in self.nodes for p in flat(n.parents)]
-        while stack:
-            node = stack.pop()
-            if node in mine or node in seen:
-                continue
-            if not flat(node.parents):
-                return True
-            seen.add(node)
-            stack.extend(flat(node.parents))
-        return False
+        if any(node.parents for node in self.nodes):
+            return True
+        roots = [n for o in outputs if isinstance(o, torch.Tensor) and (n := any_node(o)) is not None]
+        return not set(self.nodes).issuperset([node for node in self._order_from(roots) if not node.parents])
+
+    def _order_from(self, roots: list[Node]) -> list[Node]:
+        """``backward_order`` of the roots; one question is mostly asked again."""
+        if self._asked != roots:
+            self._asked, self._order = roots, backward_order(roots)
+        return self._order
 
     def leads_to(self, output: torch.Tensor) -> bool:
         """Whether an output depends on an input."""
@@ -92,11 +97,11 @@ class Taped:
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
     ) -> list[torch.Tensor]:
         """The gradients of the inputs; zeros for one that the outputs do not depend on."""
-        _refuse_followed_by_torch(outputs)
+        refuse_followed_by_torch(outputs)
         roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
             with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
-                found = sweep.run(roots, set(self.nodes))
+                found = sweep.run(roots, set(self.nodes), order=self._order_from([node for node, _ in roots]))
         except RuntimeError as error:
             if not levels.open or not refused_by_vmap(error):
                 raise
@@ -123,6 +128,18 @@ class Taped:
             for i in range(level.batch_size)
         ]
         return [batched(torch.stack(column), 0, level) for column in zip(*rows, strict=True)]
+
+
+@dataclass
+class Run:
+    """A run of a function, with the structures of its inputs and outputs."""
+
+    tape: Taped
+    spec: Any
+    outputs: list[torch.Tensor]
+    out_spec: Any
+    #: Whether the outputs depend on something besides the inputs that wants a gradient.
+    beyond: bool
 
 
 def _row(cotangent: torch.Tensor, index: int, number: int) -> torch.Tensor:
@@ -163,19 +180,18 @@ def split_aux(output: Any, has_aux: bool, transform: str) -> tuple[Any, Any]:
     return output
 
 
-def grad_and_value(
-    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[Any, Any]:
-    """The gradients of the scalar that ``func`` returns, and that scalar (with aux): ``torch.func.grad_and_value``."""
-    title = "grad_and_value(f)(*args)"
+def scalar_gradients(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any], title: str
+) -> tuple[list[torch.Tensor], Any, Any, Any]:
+    """The gradients of the scalar that ``func`` returns, their structure, that scalar, and aux."""
     check_argnums(argnums, len(args), title)
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        tape, spec, returned = _taped(func, args, kwargs, argnums, title)
+        tape, spec, returned = taped(func, args, kwargs, argnums, title)
         output, aux = split_aux(returned, has_aux, title)
         if not isinstance(output, torch.Tensor):
             raise TransformError(f"{title}: expected f(*args) to return a tensor, got {type(output).__name__}")
-        if output.dim() != 0:
+        if output.ndim != 0:
             raise TransformError(
                 f"{title}: expected f(*args) to return a scalar tensor, got one of shape {tuple(output.shape)}. Reduce it, or use vjp or "
                 f"jacrev."
@@ -185,12 +201,23 @@ def grad_and_value(
                 f"{title}: expected f(*args) to return a real tensor, got one of {output.dtype}. Return its real part, or its absolute "
                 f"value."
             )
-        recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]])
-        one = torch.ones_like(plain_alias(output))
-        grads = tree_unflatten(tape.pull([output], [one], keep=recorded, recorded=recorded), spec)
+        recorded = recording and tape.reaches_beyond([output, *tree_flatten(aux)[0]] if has_aux else [output])
+        with DisableTorchFunctionSubclass():
+            one = torch.ones_like(plain_alias(output))
+        grads = tape.pull([output], [one], keep=recorded, recorded=recorded)
     if not recorded:
-        output, aux = detached((output, aux))
-    return grads, ((output, aux) if has_aux else output)
+        output = output.detach()
+        aux = detached(aux) if has_aux else None
+    return grads, spec, output, aux
+
+
+def grad_and_value(
+    func: Callable[..., Any], argnums: Any, has_aux: bool, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[Any, Any]:
+    """The gradients of the scalar that ``func`` returns, and that scalar (with aux): ``torch.func.grad_and_value``."""
+    title = "grad_and_value(f)(*args)"
+    grads, spec, output, aux = scalar_gradients(func, argnums, has_aux, args, kwargs, title)
+    return tree_unflatten(grads, spec), ((output, aux) if has_aux else output)
 
 
 def with_replaced(args: tuple[Any, ...], argnums: Any, new: Any) -> tuple[Any, ...]:
@@ -217,16 +244,28 @@ def check_argnums(argnums: Any, count: int, transform: str) -> None:
         raise TransformError(f"{transform}: argnums={argnums!r} names an argument twice")
 
 
+@cache
+def _structure_of_tuple(length: int) -> Any:
+    return tree_flatten((0,) * length)[1]
+
+
+def _flattened(nest: Any) -> tuple[list[Any], Any]:
+    """``tree_flatten``, which walks through a tuple of tensors slowly."""
+    if type(nest) is tuple and all(isinstance(x, torch.Tensor) for x in nest):
+        return list(nest), _structure_of_tuple(len(nest))
+    return tree_flatten(nest)
+
+
 def sliced(args: tuple[Any, ...], argnums: Any) -> Any:
     """Those of ``args`` that are differentiated: all for None."""
     return args if argnums is None else transform_parts._slice_argnums(args, argnums, as_tuple=False)
 
 
-def _taped(
+def taped(
     func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], argnums: Any, title: str
 ) -> tuple[Taped, Any, Any]:
     """Run ``func`` on fresh inputs at ``argnums`` (all for None): the run, the structure of those inputs, and what ``func`` returned."""
-    listed, spec = tree_flatten(sliced(args, argnums))
+    listed, spec = _flattened(sliced(args, argnums))
     tape = Taped([fresh(x, title) for x in listed])
     returned = func(*with_replaced(args, argnums, tree_unflatten(tape.inputs, spec)), **kwargs)
     refuse_writes(tape.inputs, tape.nodes, title)
@@ -255,12 +294,13 @@ def output_tensors(output: Any, transform: str) -> tuple[list[torch.Tensor], Any
     return listed, spec
 
 
-def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False) -> tuple[Any, ...]:
-    """The outputs of ``func`` and a function from cotangents to gradients (and aux): ``torch.func.vjp``."""
-    title = "vjp(f, *primals)"
+def run_for_cotangents(
+    func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, has_aux: bool, title: str
+) -> tuple[Run, Any]:
+    """Run ``func`` for a sweep from all its outputs: the run, and aux."""
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        tape, spec, returned = _taped(func, primals, {}, argnums, title)
+        tape, spec, returned = taped(func, primals, {}, argnums, title)
         output, aux = split_aux(returned, has_aux, title)
         outputs, out_spec = output_tensors(output, title)
         for o in outputs:
@@ -269,15 +309,22 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
                     f"{title}: all outputs of f must be floating point or complex tensors, got one of {o.dtype}"
                 )
         beyond = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
-        _refuse_followed_by_torch(outputs)
-        # What is returned may be written in place before vjp_fn is called.
-        ends = [tracked_alias(o, any_node(o)) for o in outputs]
+        refuse_followed_by_torch(outputs)
+    return Run(tape, spec, outputs, out_spec, beyond), aux if beyond else detached(aux)
+
+
+def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: bool = False) -> tuple[Any, ...]:
+    """The outputs of ``func`` and a function from cotangents to gradients (and aux): ``torch.func.vjp``."""
+    run, aux = run_for_cotangents(func, primals, argnums, has_aux, "vjp(f, *primals)")
+    tape, outputs = run.tape, run.outputs
+    # What is returned may be written in place before vjp_fn is called.
+    ends = [tracked_alias(o, any_node(o)) for o in outputs]
 
     def vjp_fn(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
         given, given_spec = tree_flatten(cotangents)
-        if given_spec != out_spec:
+        if given_spec != run.out_spec:
             raise TransformError(
-                f"vjp_fn was given cotangents of structure {given_spec}, and the outputs of the function have structure {out_spec}"
+                f"vjp_fn was given cotangents of structure {given_spec}, and the outputs of the function have structure {run.out_spec}"
             )
         for o, c in zip(ends, given, strict=True):
             if not isinstance(c, torch.Tensor):
@@ -288,13 +335,13 @@ def vjp(func: Callable[..., Any], *primals: Any, argnums: Any = None, has_aux: b
                     f"{o.dtype}"
                 )
         wanted = torch.is_grad_enabled() if create_graph is None else create_graph
-        recorded = wanted and (beyond or any(any_node(c) is not None for c in given))
+        recorded = wanted and (run.beyond or any(any_node(c) is not None for c in given))
         with torch.enable_grad():
-            return tree_unflatten(tape.pull(ends, given, keep=retain_graph or recorded, recorded=recorded), spec)
+            return tree_unflatten(tape.pull(ends, given, keep=retain_graph or recorded, recorded=recorded), run.spec)
 
-    value = tree_unflatten(outputs, out_spec)
-    if not beyond:
-        value, aux = detached((value, aux))
+    value = tree_unflatten(outputs, run.out_spec)
+    if not run.beyond:
+        value = detached(value)
     return (value, vjp_fn, aux) if has_aux else (value, vjp_fn)
 
 
@@ -337,10 +384,10 @@ class Linear:
 
 def checked_tangents(primals: Any, tangents: Any, title: str) -> list[torch.Tensor]:
     """The tangents one by one. Raises ``TransformError`` where their structure, shapes or dtypes are not those of ``primals``."""
-    flat_primals, spec = tree_flatten(primals)
+    flat_primals, spec = _flattened(primals)
     if not isinstance(primals, tuple) and isinstance(tangents, tuple) and len(tangents) == 1:
         (tangents,) = tangents
-    given, given_spec = tree_flatten(tangents)
+    given, given_spec = _flattened(tangents)
     if given_spec != spec:
         raise TransformError(f"{title}: primals and tangents must have the same structure; got {spec} and {given_spec}")
     if not flat_primals:
@@ -364,7 +411,7 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
     title = "linearize(f, *primals)"
     recording = torch.is_grad_enabled()
     with torch.enable_grad():
-        tape, _, output = _taped(func, primals, {}, None, title)
+        tape, _, output = taped(func, primals, {}, None, title)
         outputs, out_spec = output_tensors(output, title)
         recorded = recording and tape.reaches_beyond(outputs)
         linear = Linear(tape, outputs, recorded)
@@ -378,57 +425,3 @@ def linearize(func: Callable[..., Any], *primals: Any) -> tuple[Any, Callable[..
         return tree_unflatten(linear.push(given), out_spec)
 
     return (value if recorded else detached(value)), jvp_fn
-
-
-class Gradient:
-    """The gradient of a scalar function at a point, recorded: what a Hessian is made of."""
-
-    def __init__(self, func: Callable[..., Any], primals: tuple[Any, ...], argnums: Any, title: str) -> None:
-        self.recording = torch.is_grad_enabled()
-        with torch.enable_grad():
-            self.tape, self.spec, self.output = _taped(func, primals, {}, argnums, title)
-            self.is_scalar = isinstance(self.output, torch.Tensor) and self.output.dim() == 0
-            if self.is_scalar:
-                self.beyond = self.recording and self.tape.reaches_beyond([self.output])
-                one = torch.ones_like(plain_alias(self.output))
-                self.parts = self.tape.pull([self.output], [one], keep=True, recorded=True)
-
-    def along(self, tangents: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The derivative of the gradient along ``tangents``: the Hessian times them."""
-        recorded = self.recording and (self.beyond or any(any_node(t) is not None for t in tangents))
-        with torch.enable_grad():
-            return self.tape.pull(self.parts, tangents, keep=True, recorded=recorded)
-
-
-def hessian_product(func: Callable[..., Any], primals: tuple[Any, ...], tangents: Any) -> Any:
-    """The Hessian of a scalar function times ``tangents``: the gradient, differentiated along them."""
-    title = "hvp(f, primals, tangents)"
-    given = checked_tangents(primals, tangents, title)
-    gradient = Gradient(func, primals, None, title)
-    if not gradient.is_scalar:
-        raise TransformError(f"{title}: expected f(*primals) to return a scalar tensor")
-    return tree_unflatten(gradient.along(given), gradient.spec)
-
-
-def scalar_hessian(func: Callable[..., Any], args: tuple[Any, ...], argnums: Any) -> Any:
-    """The Hessian of a scalar function in the structure of its inputs, twice: the gradient, then one sweep for all its elements.
-
-    None for a function that returns something else than a real scalar.
-    """
-    title = "hessian(f)(*args)"
-    check_argnums(argnums, len(args), title)
-    gradient = Gradient(func, args, argnums, title)
-    if not (gradient.is_scalar and gradient.output.is_floating_point()):
-        return None
-    parts = gradient.parts
-    sizes = [p.numel() for p in parts]
-    if any(p.is_complex() for p in parts) or not sum(sizes):
-        return None
-    basis = torch.eye(sum(sizes), dtype=torch.promote_types(parts[0].dtype, parts[-1].dtype), device=parts[0].device)
-    rows = [block.reshape(-1, *p.shape).to(p.dtype) for block, p in zip(basis.split(sizes, 1), parts, strict=True)]
-    columns = torch.vmap(lambda *tangents: tuple(gradient.along(tangents)))(*rows)
-    blocks = [
-        tree_unflatten([c.reshape((*p.shape, *q.shape)) for c, q in zip(split, parts, strict=True)], gradient.spec)
-        for p, split in zip(parts, zip(*(c.split(sizes) for c in columns), strict=True), strict=True)
-    ]
-    return tree_unflatten(blocks, gradient.spec)

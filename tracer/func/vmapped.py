@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ from ops_registry.torch_private import (
     add_batch_dim,
     batch_level_of,
     is_batched,
+    remove_batch_dim,
     tree_flatten,
     tree_unflatten,
     vmap_parts,
@@ -26,7 +26,7 @@ from ops_registry.torch_private import (
 from tracer.backprop.sweep import Sweep
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
-from tracer.node import Bridge, Leaf, Node, OpaqueNode, Output, flat
+from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat
 from tracer.recording.inplace import rewrite_argument
 from tracer.recording.levels import Argument, Level, levels, opened, physical, shares_memory
 from tracer.recording.parents import DIFFERENTIABLE
@@ -103,9 +103,7 @@ class VmapNode(OpaqueNode):
             return tuple([found[self.limits[i]] for i in reached])
 
         with torch.enable_grad() if recorded else torch.no_grad():
-            results = torch.vmap(
-                sweep_inside, in_dims=tuple([self.out_dims[i] for i in given]), randomness="different"
-            )(*[grads[i] for i in given])
+            results = at_once(sweep_inside, [grads[i] for i in given], [self.out_dims[i] for i in given], "different")
             all_results: list[Any] = [None] * len(self.limits)
             for i, result in zip(reached, results, strict=True):
                 all_results[i] = _outside(self.limits[i], self.level, result)
@@ -158,6 +156,8 @@ def _inside(level: Level, roots: list[Node]) -> tuple[list[Node], list[Node]]:
 
 
 def _is_inside(node: Node, level: Level) -> bool:
+    if type(node) is CallNode and node.extras is None:  # most are
+        return node.serial >= level.start
     if isinstance(node, Leaf | Bridge | BatchedInput):
         return False
     ended = _ended(node)
@@ -222,34 +222,55 @@ def batched(arg: torch.Tensor, dim: int, level: Level) -> torch.Tensor:
     return inside
 
 
+def at_once(
+    func: Callable[..., Sequence[torch.Tensor]], tensors: Sequence[torch.Tensor], dims: Sequence[int], randomness: str
+) -> list[torch.Tensor]:
+    """``func`` once for the whole batch, which lies along ``dims`` of the ``tensors``; along dimension 0 of what it returns."""
+    vmap_parts.lazy_load_decompositions()  # torch's batching rules that are written in Python
+    size = tensors[0].shape[dims[0]]
+    with vmap_parts.vmap_increment_nesting(size, randomness) as number, opened(number, size) as level:
+        listed = func(*[batched(t, dim, level) for t, dim in zip(tensors, dims, strict=True)])
+        with DisableTorchFunctionSubclass():
+            return _left(listed, [0] * len(listed), level, func)
+
+
 def _leave(outputs: Any, out_dims: Any, level: Level, func: Callable[..., Any]) -> Any:
     """The results of ``func`` outside of the level, with a history where they have one inside; so too the arguments that it has written."""
     listed, spec = tree_flatten(outputs)
     with DisableTorchFunctionSubclass():
         dims = _dims_of(out_dims, outputs, spec)
-        expanded = outputs if dims is None else tree_unflatten(list(map(partial(_expanded, level), listed, dims)), spec)
-        results = vmap_parts._unwrap_batched(expanded, out_dims, level.number, level.batch_size, func)
-        left, _ = tree_flatten(results)
-        fresh = [
-            i
-            for i, o in enumerate(listed)
-            if type(o) is Tensor and left[i] is not o and left[i].dtype in DIFFERENTIABLE
-        ]
-        owners, hidden = _owners(level, [listed[i] for i in fresh], [left[i] for i in fresh])
-        ways_out = [WayOut(left[i], listed[i], dims[i]) for i in fresh] if dims is not None else []
-        ways_out += [WayOut(tensor, inside, 0) for tensor, inside in hidden]
-        ways_out += [WayOut(a.outer, a.inside, a.dim) for a in level.arguments if a.written]
-        nodes = _histories(level, ways_out)
-        for argument, node in zip(
-            [a for a in level.arguments if a.written], nodes[len(fresh) + len(hidden) :], strict=True
-        ):
-            assert node is not None
-            rewrite_argument(argument, node)
-        for (tensor, _), node in zip(hidden, nodes[len(fresh) :], strict=False):
-            become_tracked(tensor, node)
-        for i, owner, node in zip(fresh, owners, nodes, strict=False):
-            left[i] = _outside_of(left[i], owner, node)
+        if dims is None:
+            vmap_parts._unwrap_batched(outputs, out_dims, level.number, level.batch_size, func)  # raises
+        left = _left(listed, dims, level, func)
     return tree_unflatten(left, spec)
+
+
+def _left(listed: Sequence[Any], dims: Any, level: Level, func: Callable[..., Any]) -> list[Any]:
+    """``_leave`` for a list of results with the place of the batch in each."""
+    number, size = level.number, level.batch_size
+    left: list[Any] = [
+        remove_batch_dim(_expanded(level, o, dim), number, size, dim)
+        if dim is not None and isinstance(o, torch.Tensor)
+        else vmap_parts._maybe_remove_batch_dim(vmap_parts._get_name(func), o, number, size, dim)
+        for o, dim in zip(listed, dims, strict=True)
+    ]
+    fresh = [
+        i for i, o in enumerate(listed) if type(o) is Tensor and left[i] is not o and left[i].dtype in DIFFERENTIABLE
+    ]
+    written = [a for a in level.arguments if a.written]
+    owners, hidden = _owners(level, [listed[i] for i in fresh], [left[i] for i in fresh])
+    ways_out = [WayOut(left[i], listed[i], dims[i]) for i in fresh]
+    ways_out += [WayOut(tensor, inside, 0) for tensor, inside in hidden]
+    ways_out += [WayOut(a.outer, a.inside, a.dim) for a in written]
+    nodes = _histories(level, ways_out)
+    for argument, node in zip(written, nodes[len(fresh) + len(hidden) :], strict=True):
+        assert node is not None
+        rewrite_argument(argument, node)
+    for (tensor, _), node in zip(hidden, nodes[len(fresh) :], strict=False):
+        become_tracked(tensor, node)
+    for i, owner, node in zip(fresh, owners, nodes, strict=False):
+        left[i] = _outside_of(left[i], owner, node)
+    return left
 
 
 class WayOut(NamedTuple):
@@ -313,10 +334,12 @@ def _expanded(level: Level, result: Any, dim: Any) -> Any:
     return add_batch_dim(plain_alias(result).expand(level.batch_size, *result.shape), 0, level.number)
 
 
-def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> list[Any] | None:
+def _dims_of(out_dims: Any, outputs: Any, spec: Any) -> Sequence[Any] | None:
     """``out_dims`` for each of the results; None where torch does not accept them."""
+    if isinstance(out_dims, int):
+        return [out_dims] * spec.num_leaves
     if isinstance(outputs, torch.Tensor):
-        return [out_dims[0] if isinstance(out_dims, tuple) and out_dims else out_dims]
+        return [None] if out_dims is None else out_dims if isinstance(out_dims, tuple) and len(out_dims) == 1 else None
     return vmap_parts._broadcast_to_and_flatten(out_dims, spec)
 
 

@@ -127,13 +127,14 @@ def arguments_sharing(tensor: torch.Tensor) -> list[Argument]:
 
 def physical_versions(versions: Versions) -> Versions:
     """The saved tensors beneath all levels, each with its version now."""
-    if not any(is_batched(tensor) for tensor, _ in versions):
-        return versions
-    beneath = [(physical(tensor), version) for tensor, version in versions]
-    return [
-        (tensor, tensor._version if is_batched(saved) else version)
-        for (saved, _), (tensor, version) in zip(versions, beneath, strict=True)
-    ]
+    beneath: list[tuple[torch.Tensor, int]] = []
+    for saved in versions:
+        tensor = saved[0]
+        if is_batched(tensor):
+            tensor = physical(unwrapped(tensor))
+            saved = tensor, tensor._version
+        beneath.append(saved)
+    return beneath
 
 
 def translated(node: Node, saved: Any) -> Any:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
-from ops_registry.torch_private import saved_tensors_hooks, storage_key
+from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, storage_key
 from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node
 from tracer.node import CallNode, Node, Versions, tensors_in
 from tracer.recording.levels import levels, physical, physical_versions, translated
+from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
-from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
 _PLAIN = torch.Tensor
 
@@ -58,7 +59,8 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
                 raise inference_error(plan.rule.name, value) from None
         if kind in NUMBERS:
             return values, (), False
-    return pack_saved(_aliased(plan, values), hooks)
+    saved = _aliased(plan, values)
+    return saved if hooks is None else pack_saved(saved, hooks)
 
 
 def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
@@ -79,7 +81,16 @@ def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
     versions: list[tuple[torch.Tensor, int]] = []
     aliased = list(values)
     for i in plan.tensor_positions:
-        aliased[i] = _alias(values[i], versions, plan.rule.name)
+        value = values[i]
+        kind = type(value)
+        if kind is Tensor or kind is _PLAIN:
+            aliased[i] = alias = plain_alias(value)
+            try:
+                versions.append((alias, value._version))
+            except RuntimeError:
+                raise inference_error(plan.rule.name, value) from None
+        elif kind not in NUMBERS:
+            aliased[i] = _alias(value, versions, plan.rule.name)
     return tuple(aliased), versions, False
 
 
@@ -93,6 +104,8 @@ def _alias(value: Any, versions: list[tuple[torch.Tensor, int]], op: str) -> Any
         except RuntimeError:
             raise inference_error(op, value) from None
         return alias
+    if (kind is list or kind is tuple) and NUMBERS.issuperset(map(type, value)):
+        return kind(value)
     if kind is list:
         return [_alias(v, versions, op) for v in value]
     if isinstance(value, tuple) and kind is not torch.Size:
@@ -181,12 +194,20 @@ def _name_of(node: Node, position: int) -> str:
 
 def reattach(node: CallNode, values: tuple[Any, ...]) -> tuple[Any, ...]:
     """The saved values with their history again, for a backward pass that is recorded itself."""
-    return tuple(
-        [
-            value if source is None else attached(node, value, source)
-            for value, source in zip(values, node.plan.sources, strict=True)
-        ]
-    )
+    parents, one_result = node.parents, node.outputs is None
+    with_history = list(values)
+    with DisableTorchFunctionSubclass():
+        for i, source in enumerate(node.plan.sources):
+            if source is None:
+                continue
+            value = values[i]
+            maker = parents[source] if source >= 0 else node
+            if type(value) is _PLAIN and type(maker) is not tuple and (one_result or source >= 0):
+                if value.dtype in DIFFERENTIABLE:
+                    with_history[i] = become_tracked(plain_alias(value), maker)
+            else:
+                with_history[i] = attached(node, value, source)
+    return tuple(with_history)
 
 
 def attached(node: CallNode, value: Any, source: int) -> Any:
