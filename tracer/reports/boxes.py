@@ -1,6 +1,7 @@
 """What a picture of a graph shows: boxes, arrows between them, and the modules that they stand in.
 
-A graph of a few calls is drawn call by call. A larger one is drawn in less detail: the most of those below that makes few enough boxes.
+A graph of a few calls is drawn call by call. A larger one is drawn in less detail: in the most of those below that makes few enough boxes
+and arrows.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from ops_registry.sites import Site, short_line
 from tracer.reports.blocks import Part, Tree, fold
 from tracer.reports.recorded import Recorded, RecordedCall, RecordedCut
 
-#: A picture of more boxes is hardly read any more.
-MOST_BOXES = 100
+#: A picture of more boxes or arrows is hardly read any more; Mermaid refuses one of more than 500 arrows.
+MOST_BOXES, MOST_ARROWS = 100, 250
 
 #: So many leaves, and so many cuts, are drawn one by one.
 FEW = 20
@@ -106,7 +107,8 @@ def arrange(recorded: Recorded) -> Drawing:
     """The boxes and arrows of a graph."""
     for detail in _details(recorded):
         keys = [detail.key(detail.tree, position, call) for position, call in enumerate(recorded.calls)]
-        if len(set(keys)) <= MOST_BOXES:
+        arrows = {(keys[parent], keys[i]) for i, call in enumerate(recorded.calls) for parent in call.parents}
+        if len(set(keys)) <= MOST_BOXES and len(arrows) <= MOST_ARROWS:
             break
     return _Arrangement(recorded, detail, keys).drawing()
 

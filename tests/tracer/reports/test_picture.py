@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
+from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from support.blocks import language_graph
 
 import nn
 import tracer
-from tracer.reports.boxes import MOST_BOXES
+from tracer.reports.boxes import MOST_ARROWS, MOST_BOXES
 from tracer.reports.picture import BoxRow, Picture
 
 needs_graphviz = pytest.mark.skipif(
@@ -134,6 +135,29 @@ def test_a_large_model_without_repetition_is_drawn_by_module() -> None:
     picture = tracer.draw(graph)
     assert [row.name for row in picture.rows] == [f"part{i}" for i in range(60)]
     assert {row.kind for row in picture.rows} == {"module"} and "1 level down" in str(picture)
+    del y
+
+
+def test_what_has_too_many_arrows_is_drawn_in_less_detail() -> None:
+    class Dense(torch.nn.Module):
+        """Each layer takes the results of all before it."""
+
+        def __init__(self, layers: int) -> None:
+            super().__init__()
+            self.layers = torch.nn.ModuleList(torch.nn.Linear(i + 1, 1) for i in range(layers))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            found = [x]
+            for layer in self.layers:
+                found.append(layer(torch.cat(found, -1)))
+            return torch.cat(found, -1)
+
+    model = nn.track(torch.nn.Sequential(OrderedDict(dense=Dense(35))))
+    with tracer.Graph(sites=True) as graph:
+        y = model(torch.ones(2, 1))
+    assert len(graph) < MOST_BOXES < MOST_ARROWS < sum(len(call.parents) for call in graph.calls())
+    picture = tracer.draw(graph)
+    assert picture.to_mermaid().count("-->") <= MOST_ARROWS and "A box is a call." not in str(picture)
     del y
 
 
