@@ -15,7 +15,7 @@ from tracer.reports.picture import Picture
 from tracer.reports.recorded import Recorded, read_graph
 from tracer.reports.report import Report, Row, calls
 from tracer.reports.summary import OWN, TOP, SummaryRow, rows_by_module, rows_by_op, total
-from tracer.reports.words import SITES_OFF, told_bytes
+from tracer.reports.words import RELEASED, SITES_OFF, told_bytes
 
 #: The share of the memory from which on a module is named in the verdict.
 MUCH = 0.5
@@ -104,6 +104,8 @@ def _advice(recorded: Recorded) -> Iterator[str]:
     elif recorded.gone:
         that = "that is gone is" if recorded.gone == 1 else "that are gone are"
         yield f"{calls(recorded.gone)} {that} left out: graph.calls() has what was noted of them."
+    if recorded.released:
+        yield RELEASED
     if not recorded.sites:
         yield SITES_OFF
 

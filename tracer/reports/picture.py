@@ -17,7 +17,7 @@ from tracer.reports.mermaid import write_mermaid
 from tracer.reports.page import html_page
 from tracer.reports.recorded import Recorded, read_graph
 from tracer.reports.report import Report, Row, calls
-from tracer.reports.words import SITES_OFF, told_bytes
+from tracer.reports.words import RELEASED, SITES_OFF, told_bytes
 
 
 @dataclass(frozen=True)
@@ -164,5 +164,7 @@ def _advice(recorded: Recorded, rows: list[BoxRow]) -> Iterator[str]:
         names = ", ".join(f"{row.name} in {row.module}" if row.module else row.name for row in zero[:5])
         more = f" and {len(zero) - 5} more" if len(zero) > 5 else ""
         yield f"Amber, a gradient is zero: {names}{more}. tracer.why(tensor, loss, graph) says which op made it zero."
+    if recorded.released:
+        yield RELEASED
     if not recorded.sites:
         yield SITES_OFF

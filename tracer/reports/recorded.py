@@ -77,6 +77,8 @@ class Recorded:
     cuts: list[RecordedCut]
     #: Whether ``calls`` are those that backward can come to.
     alive: bool
+    #: Whether a backward pass has let go of what some of them kept.
+    released: bool
     #: How many calls are noted that are gone.
     gone: int
     #: Whether it is noted where calls are made.
@@ -103,6 +105,7 @@ def read_graph(graph: Graph) -> Recorded:
         read_leaves,
         [RecordedCut(cut.what, cut.site, _known(cut.parents, position)) for cut in cuts or ()],
         alive=bool(nodes),
+        released=any(node.saved is None for node in nodes),
         gone=sum(not note.alive for note in notes or ()),
         # The calls of a result may have been noted by another graph than the one that was made of them.
         sites=cuts is not None or any(graph.site_of(node) is not None for node in nodes),

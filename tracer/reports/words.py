@@ -10,6 +10,9 @@ SITES_OFF = (
     "module and the line of each."
 )
 
+#: What is said of a graph that ``backward`` has gone through.
+RELEASED = "Backward has been here and has let go of what it used. Ask before it, or call it with retain_graph=True, to see all that is kept."
+
 #: So many ops are named; the others are counted.
 NAMED_OPS = 4
 

@@ -136,6 +136,15 @@ def test_calls_that_are_gone_are_counted_beside_those_alive() -> None:
     del y
 
 
+def test_after_backward_it_says_why_little_is_kept() -> None:
+    graph, loss = language_graph(False)
+    assert "retain_graph" not in str(tracer.explain(graph))
+    loss.backward(retain_graph=True)
+    assert "retain_graph" not in str(tracer.explain(graph))
+    loss.backward()
+    assert "retain_graph" in str(tracer.explain(graph)) and "retain_graph" in str(tracer.draw(graph))
+
+
 def test_an_empty_graph_is_explained_too() -> None:
     report = tracer.explain(tracer.Graph(sites=True))
     assert report.rows == [] and "0 calls" in str(report)
