@@ -11,7 +11,7 @@ SITES_OFF = (
 )
 
 #: What is said of a graph that ``backward`` has gone through.
-RELEASED = "Backward has been here and has let go of what it used. Ask before it, or call it with retain_graph=True, to see all that is kept."
+RELEASED = "Backward has been here and has let go of what it used. Ask before it, or retain the graph (retain_graph=True), to see it all."
 
 #: So many ops are named; the others are counted.
 NAMED_OPS = 4
