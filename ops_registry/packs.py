@@ -180,8 +180,8 @@ def reverse(scale: float, op: Ops = LAYERS) -> Pack:
     Ganin, Lempitsky: Unsupervised Domain Adaptation by Backpropagation, 2015, equations 7 and 8.
 
     Each call of ``op`` in the block reverses what passes through it, and two calls one behind the other cancel. So say at which call:
-    ``use(packs.reverse(0.5), where="dom")`` where ``dom`` is one layer, ``where="dom.0"`` where it is several; ``use`` refuses several layers
-    of one module. ``op`` is a function or a tuple of them, where the place is not a layer with weights:
+    ``use(packs.reverse(0.5), where="dom")`` where ``dom`` is one layer, ``where="dom.0"`` where it is several; ``use`` refuses several
+    layers of one module. ``op`` is a function or a tuple of them, where the place is not a layer with weights:
     ``packs.reverse(0.5, torch.clone)`` reverses at ``features.clone()``, wherever that is called.
     """
     return _at_inputs(f"reverse({scale!r})", op, lambda g: g * -scale, once=op is LAYERS)
