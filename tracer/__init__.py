@@ -14,15 +14,18 @@ from tracer.errors import (
     GradientArgumentError,
     InferenceTensorError,
     InPlaceError,
+    MissingPackageError,
     MissingRuleError,
     NoHistoryError,
     NotInBackwardError,
     NotNotedError,
     OutArgumentError,
     OverwrittenError,
+    ReportError,
     SavedTensorHookError,
     SecondDerivativeError,
     TransformError,
+    TransformValueError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -41,6 +44,8 @@ if TYPE_CHECKING:
     from tracer.reports.audit import audit
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
+    from tracer.reports.explain import explain
+    from tracer.reports.picture import draw
     from tracer.reports.steps import steps
     from tracer.reports.why import why
 
@@ -57,6 +62,7 @@ __all__ = [
     "GraphNode",
     "InPlaceError",
     "InferenceTensorError",
+    "MissingPackageError",
     "MissingRuleError",
     "NoHistoryError",
     "NotInBackwardError",
@@ -64,10 +70,12 @@ __all__ = [
     "OpCount",
     "OutArgumentError",
     "OverwrittenError",
+    "ReportError",
     "SavedTensorHookError",
     "SecondDerivativeError",
     "Tensor",
     "TransformError",
+    "TransformValueError",
     "UnsupportedError",
     "UnusedInputError",
     "audit",
@@ -77,6 +85,8 @@ __all__ = [
     "checkpoint_sequential",
     "conservation",
     "contributions",
+    "draw",
+    "explain",
     "fallback",
     "func",
     "grad",
@@ -100,6 +110,8 @@ _LATER = {
     "check_rule": "tracer.checks.rules.check",
     "conservation": "tracer.reports.conservation",
     "contributions": "tracer.reports.contributions",
+    "draw": "tracer.reports.picture",
+    "explain": "tracer.reports.explain",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
     "steps": "tracer.reports.steps",

@@ -64,8 +64,8 @@ class Evidence:
         self.root = loss._node if type(loss) is Tensor else None
         self.device = loss.device if isinstance(loss, torch.Tensor) else torch.device("cpu")
         self.loss_is_finite = self.root is not None and state_of(loss) in (ZERO, FINE)
-        self.calls = {call.serial: call for call in graph.calls()}
         self.cuts = graph.cuts()
+        self.calls = {call.serial: call for call in graph.calls()}
         #: The calls, results and leaves that the loss came from, newest first.
         self.order = [] if self.root is None else backward_order([self.root])
         self.reached = {node.serial: node for node in self.order}

@@ -13,6 +13,7 @@ import torch
 from ops_registry.rule import CallPlan
 from ops_registry.scopes import Replacements, Substitution
 from ops_registry.sites import Site
+from ops_registry.torch_private import set_grad_enabled
 from tracer.backprop.api import Places, Weights, as_tuple, roots_of
 from tracer.backprop.order import hooked_leaves_early
 from tracer.backprop.progress import begin, end
@@ -97,7 +98,7 @@ class SteppedSweep(Replay):
         self._begin_at(roots)
         order = hooked_leaves_early(backward_order(list(self.grads)))
         self.targets = {node for node in order if isinstance(node, Leaf)}
-        self.needed = None  # all of them: no set of them is to be gone through at every halt
+        self.needed = set(order)
         for node in order:
             step = self._halt_after(node, order)
             if step is not None:
@@ -110,10 +111,13 @@ class SteppedSweep(Replay):
         self.order = order
         self._seen = None
         arrived, zero = self.grads.get(node), node in self.zero
+        mode = torch.is_grad_enabled()
         begin(self)
+        set_grad_enabled(False)
         try:
-            self._visit_all([node])
+            self._visit_node(node)
         finally:
+            set_grad_enabled(mode)
             end()
         if isinstance(node, Output) or (arrived is None and not zero):
             return None  # the gradient of one of several results stands in the step of the call

@@ -61,6 +61,11 @@ class Cause(Row):
         by = f" {VERDICTS[self.cause]} {self.op}".rstrip() if self.op else ""
         return f"{self.cause}:{by}{f' at {place(self.site)}' if self.site is not None else ''}"
 
+    def sentence(self) -> str:
+        """``cut: by detach at helper.py:12 in enc: what came out of it has ...``."""
+        told = self.told()
+        return f"{told}{' ' if told.endswith(':') else ': '}{self.reason}"
+
 
 def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path: bool = False) -> list[Cause]:
     """Why ``tensor`` has the gradient that ``loss`` gives it, the likeliest cause first."""

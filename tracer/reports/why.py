@@ -20,9 +20,11 @@ from tracer.reports.verdicts import VERDICTS, Cause, causes_of
 class Why(Report[Cause]):
     """What is known of one tensor: one row for each cause, the likeliest first."""
 
+    title = "Why a tensor has its gradient"
+
     def __init__(self, causes: Sequence[Cause]) -> None:
         first = causes[0]
-        super().__init__(f"{first.told()} {first.reason}", causes, [f"{first.fix}."] if first.fix else [])
+        super().__init__(first.sentence(), causes, [f"{first.fix}."] if first.fix else [])
 
     @property
     def cause(self) -> str:
@@ -30,7 +32,7 @@ class Why(Report[Cause]):
         return self.rows[0].cause
 
     def __str__(self) -> str:
-        others = [f"  or {cause.told()} {cause.reason}" for cause in self.rows[1:]]
+        others = [f"  {cause.sentence()}" for cause in self.rows[1:]]
         return "\n".join([self.verdict, *self.advice, *(["What it may be as well:", *others] if others else [])])
 
     __repr__ = __str__
@@ -53,6 +55,8 @@ class ParameterRow(Row):
 
 class WhyModel(Report[ParameterRow]):
     """One row for each parameter, grouped by cause, the most surprising first."""
+
+    title = "Why the parameters have their gradients"
 
     def __init__(self, rows: Sequence[ParameterRow]) -> None:
         groups: dict[tuple[str, str, str], list[ParameterRow]] = {}
