@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.graph import Graph, backward_order
 from tracer.node import Leaf, Node, OpaqueNode, Output, flat, parts_of, tensors_in
@@ -111,12 +111,16 @@ class Evidence:
         for cut in self.cuts:
             for serial in cut.parents:
                 cuts[serial].append(cut)
+        chosen = {cut.site.instruction for cut in self.cuts if cut.what == "integer result"}
         found: dict[int, tuple[End, ...]] = {}
         for serial in sorted({*self.calls, *self.users, *cuts, *self.reached}, reverse=True):
             lists = [found[user] for user in self.users.get(serial, ()) if found.get(user)]
             own = [End((_rank_of(cut), -serial), serial, cut) for cut in cuts.get(serial, ())]
             if not own and serial not in self.users and serial not in self.reached and serial in self.calls:
-                own = [End((1 if self.calls[serial].alive else 3, -serial), serial, None)]
+                call = self.calls[serial]
+                # A call that gave integers too is the likelier to have been made for those.
+                meant = call.alive and call.site.instruction not in chosen
+                own = [End((1 if meant else 3, -serial), serial, None)]
             if not own and len(lists) == 1:
                 found[serial] = lists[0]
             elif own or lists:
@@ -260,7 +264,7 @@ def state_of(value: Any) -> int:
 
 
 def _state(tensor: torch.Tensor) -> int:
-    tensor = tensor.detach()
+    tensor = TensorBase.detach(tensor)  # not that of our class, which would note a cut
     if tensor.layout is not torch.strided:
         tensor = parts_of(tensor)[-1]
     if tensor.dtype.is_complex:

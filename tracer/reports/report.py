@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar
 import torch
 
 from ops_registry.sites import Site, short_line
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.reports.page import html_page
 from tracer.reports.tables import html_table, rich_table
 
@@ -183,7 +183,7 @@ def kind(tensor: torch.Tensor) -> str:
 def norm(tensor: torch.Tensor) -> float:
     """The root of the sum of squares, of a tensor in any layout."""
     with DisableTorchFunctionSubclass(), torch.no_grad():
-        values = tensor.detach()
+        values = TensorBase.detach(tensor)  # not that of our class, which would note a cut
         if values.layout is not torch.strided:
             values = values.coalesce().values() if values.layout is torch.sparse_coo else values.values()
         return float(torch.linalg.vector_norm(values.to(torch.complex128 if values.is_complex() else torch.float64)))
