@@ -90,6 +90,9 @@ class Node:
         "values",
     )
 
+    #: Of what a function under ``torch.vmap`` sees of its argument: the node of the argument outside.
+    outer: Node | None = None
+
     def __init__(self, parents: tuple[Any, ...], shape: torch.Size | None, dtype: torch.dtype | None) -> None:
         #: One entry per input that wants a gradient: its node, or a tuple of nodes (with None) for a list of tensors.
         self.parents = parents

@@ -17,6 +17,7 @@ from tracer.backprop.sweep import Sweep
 from tracer.backprop.weights import implicit_gradient, spread_weight
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
 from tracer.node import Node
+from tracer.notes.cuts import note_cut
 from tracer.recording.forward_mode import refuse_dual
 from tracer.recording.levels import levels
 from tracer.recording.parents import any_node
@@ -126,6 +127,8 @@ def grad(
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
     roots = roots_of(outs, grad_outputs, create_graph)
+    if not create_graph:
+        note_cut("grad", "grad", outs)
     nodes = nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
     with sweep:

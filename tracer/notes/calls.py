@@ -86,5 +86,8 @@ def serials(parents: Iterable[Any]) -> list[int]:
         elif isinstance(parent, Output):
             found += serials(parent.parents)  # none where the call has been removed
         elif parent is not None:
-            found.append(parent.serial)
+            if parent.outer is None:
+                found.append(parent.serial)
+            else:
+                found += serials((parent.outer,))
     return found

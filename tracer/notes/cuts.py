@@ -38,7 +38,8 @@ class Cut:
 
     ``what`` is one of ``detach``, ``data`` (also ``x.data = y``), ``no_grad``, ``inference_mode``, ``numpy``, ``dlpack``, ``item``,
     ``tolist``, ``float()``, ``int()``, ``bool()``, ``complex()``, ``index()``, ``integer result``, ``no gradient`` (an op whose results
-    never carry one), ``requires_grad_(False)``, ``conversion`` (``torch.tensor(x)`` and its like), ``deepcopy``, ``saved`` (copied,
+    never carry one), ``requires_grad_(False)``, ``grad`` (gradients taken without
+    ``create_graph``), ``conversion`` (``torch.tensor(x)`` and its like), ``deepcopy``, ``saved`` (copied,
     pickled, saved to a file) and ``other class``. ``site.op`` is the op.
     """
 

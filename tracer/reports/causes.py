@@ -37,6 +37,7 @@ WHY_ZERO: dict[str, str] = {
         ("clamp", "clamp_min", "clamp_max", "hardtanh", "relu6", "hardsigmoid", "hardshrink", "softshrink"), _OUTSIDE
     ),
     **dict.fromkeys(("sigmoid", "tanh", "erf", "softmax", "log_softmax", "log_sigmoid", "exp", "softsign"), _FLAT),
+    **dict.fromkeys(("softmax", "log_softmax"), "its slopes are 0: one element takes all, or it is alone"),
     **dict.fromkeys(PRODUCTS, "what it is multiplied with is 0 wherever a gradient came"),
     **dict.fromkeys(
         ("masked_fill", "index_fill", "scatter", "masked_scatter", "index_copy", "index_put", "slice_scatter"), _COVERS
@@ -45,7 +46,7 @@ WHY_ZERO: dict[str, str] = {
     **dict.fromkeys(
         ("dropout", "dropout1d", "dropout2d", "feature_dropout", "alpha_dropout"), "every element was dropped"
     ),
-    **dict.fromkeys(("pow", "square"), "a power has slope 0 at a base of 0"),
+    **dict.fromkeys(("pow", "square"), "a power has slope 0 at a base of 0, and with an exponent of 0"),
     **dict.fromkeys(
         ("abs", "norm", "linalg_norm", "linalg_vector_norm"), "its slope is taken as 0 at 0, where every element was"
     ),
@@ -84,6 +85,7 @@ OVERWRITING = frozenset(
         "index_put",
         "masked_scatter",
         "scatter",
+        "write_region",
         "normal",
         "uniform",
     )
@@ -145,6 +147,7 @@ FIX_CUT: dict[str, str] = {
     "no gradient": "Use a smooth stand-in (softmax for argmax, sigmoid for a comparison), or give the op a rule (ops_registry.use)",
     "requires_grad_(False)": "Leave requires_grad on, or turn it on again before the forward pass",
     "conversion": "Use the tensor as it is: a new one made of it has its values alone; torch.stack puts tensors together",
+    "grad": "Pass create_graph=True where the gradient is to be part of a loss",
     "deepcopy": "Use the tensor itself: a copy is a leaf of its own",
     "saved": "Use the tensor itself: a file, a pickle or a copy has its values alone",
     "other class": "Keep the tensor's class: another class carries no history",

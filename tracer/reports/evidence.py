@@ -33,7 +33,7 @@ SHOWN_REASONS = 4
 
 #: Cuts that are mostly meant, a number for a log or a check, and those that are often meant, a choice or a mask.
 NUMBERS = frozenset(("item", "tolist", "float()", "int()", "bool()", "index()", "complex()"))
-CHOICES = frozenset(("integer result", "no gradient", "numpy"))
+CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad"))
 
 
 @dataclass(frozen=True)

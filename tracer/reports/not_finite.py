@@ -31,6 +31,12 @@ def _works_on_bad_values(node: Node, evidence: Evidence) -> bool:
     )
 
 
+def given_bad_values(node: Node, evidence: Evidence) -> list[str]:
+    """The names of those arguments of a call that are not finite and came from no recorded call: data, or a leaf."""
+    made = {name for name, parent in zip(input_names(node), node.parents, strict=True) if not isinstance(parent, Leaf)}
+    return [name for name, value in _saved(node) if name != "result" and name not in made and _is_bad(value)]
+
+
 def _result_is_bad(node: Node, evidence: Evidence) -> bool:
     call = evidence.calls.get(node.serial)
     if call is not None and call.finite is not None:

@@ -11,13 +11,13 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from ops_registry.sites import Site
 from tracer.errors import FreedGraphError, OverwrittenError
-from tracer.node import Bridge, CallNode, Node, OpaqueNode, Output, flat
+from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
 from tracer.reports.causes import FIX_CUT, FIX_ZERO, NOT_FINITE, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
 from tracer.reports.evidence import ABSENT, FINE, INF, NAN, NUMBERS, Evidence, Origin, call_of, kind_of
-from tracer.reports.not_finite import birth_in_forward
+from tracer.reports.not_finite import birth_in_forward, given_bad_values
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
@@ -226,7 +226,16 @@ def _ok(node: Node, evidence: Evidence, with_path: bool) -> Cause:
         way = [n.op for n in evidence.way_to_loss(node.serial) if not isinstance(n, Output)]
         shown = " -> ".join(way if len(way) <= 8 else [*way[:4], "...", *way[-3:]])
         reason += f", by {shown}" if way else ", as it is the loss itself"
-    return Cause("ok", "", None, reason, norm=value)
+    return Cause("ok", "", None, reason, _FILLS_NO_GRAD if _fills_no_grad(node) else "", norm=value)
+
+
+_FILLS_NO_GRAD = (
+    "A call has made it, and backward fills .grad of leaves alone: ask about the leaf, or call retain_grad() on it"
+)
+
+
+def _fills_no_grad(node: Node) -> bool:
+    return not isinstance(node, Leaf) and (node.extras is None or node.extras.retain is None)
 
 
 def _failed(evidence: Evidence) -> Cause:
@@ -363,6 +372,10 @@ def _not_finite(origin: Origin, node: Node, state: int, evidence: Evidence) -> C
     word = _word(state)
     born = birth_in_forward(node, evidence)
     if born is not None:
+        given = given_bad_values(born, evidence)
+        if given:
+            reason = f"what it was given as '{given[0]}' is not finite, and no recorded call made that: it is data, or a parameter"
+            return Cause(word, born.op, born.site, reason, "Look at the data and at the parameters")
         reason = "its result is not finite, in the forward pass already"
         if evidence.loss_is_finite:
             reason = "its result is not finite, and though the loss does not show it, 0 * inf went on in backward"
