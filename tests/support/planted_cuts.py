@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
+import math
+import pickle
 from typing import Any
 
 import torch
@@ -369,3 +371,41 @@ def frozen_during_forward_and_thawed_too_late(x: T, w: T) -> Any:
     loss = layer(torch.ones(3)).sum() + w.sum()
     layer.requires_grad_(True)
     return layer.weight, loss
+
+
+@fault("cut", "grad")
+def a_gradient_penalty_without_create_graph(x: T, w: T) -> T:
+    energy = (x * w).pow(2).sum()
+    (slope,) = torch.autograd.grad(energy, w, retain_graph=True)  # FAULT
+    return slope.pow(2).sum() + w.sum()
+
+
+@fault("cut", "detach")
+def a_detach_inside_vmap(x: T, w: T) -> T:
+    def row(value: T) -> T:
+        return value.detach() * 2  # FAULT
+
+    return (torch.vmap(row)(x) * w).sum()
+
+
+@fault("cut", "argmax")
+def a_hard_choice_in_each_row(x: T, w: T) -> T:
+    def row(values: T) -> T:
+        return values.argmax()  # FAULT
+
+    return (torch.vmap(row)(torch.stack([x, x * 2])) * w.sum()).sum()
+
+
+@fault("cut", "float()")
+def a_number_for_the_math_module(x: T, w: T) -> T:
+    return w.sum() * math.exp(x[0])  # FAULT
+
+
+@fault("cut", "float()")
+def as_tensor_of_a_list_of_tensors(x: T, w: T) -> T:
+    return (torch.as_tensor([x[0], x[1], x[2]]) * w).sum()  # FAULT
+
+
+@fault("cut", "saved")
+def through_a_pickle(x: T, w: T) -> T:
+    return (pickle.loads(pickle.dumps(x * 2)) * w).sum()  # FAULT

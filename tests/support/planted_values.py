@@ -392,3 +392,59 @@ def a_list_filled_in_a_loop_under_no_grad(x: T, w: T) -> T:
         with torch.set_grad_enabled(step > 5):
             states.append(x * step)  # FAULT
     return (torch.stack(states) * w).sum()
+
+
+@fault("zero", "hook")
+def a_module_hook_that_kills_the_gradient(x: T, w: T) -> Any:
+    net = nn.track(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Tanh()))
+    net[1].register_full_backward_hook(lambda module, grad_inputs, grads: tuple(g * 0 for g in grad_inputs))
+    return net[0].weight, net(x).sum()  # FAULT
+
+
+@fault("overwritten", "write_region")
+def a_view_written_over(x: T, w: T) -> T:
+    h = x * 2
+    h.view(3).copy_(w)  # FAULT
+    return h.sum()
+
+
+@fault("nan", "linear")
+def a_nan_in_the_data(x: T, w: T) -> Any:
+    layer = nn.track(torch.nn.Linear(3, 3))
+    rows = torch.tensor([[1.0, torch.nan, 2.0]])
+    return layer.weight, torch.tanh(layer(rows)).sum()  # FAULT
+
+
+@fault("inf", "mul")
+def an_overflow_in_half_precision(x: T, w: T) -> T:
+    h = x.half() * 6e4  # FAULT
+    return (h * w.half()).float().sum()
+
+
+@fault("zero", "softmax")
+def a_softmax_over_one_element(x: T, w: T) -> T:
+    return (x.reshape(3, 1).softmax(1)[:, 0] * w).sum()  # FAULT
+
+
+@fault("zero", "__getitem__")
+def a_time_step_that_is_not_read(x: T, w: T) -> T:
+    states = torch.zeros(2, 3)
+    states[0] = x.tanh()
+    states[1] = w.tanh()
+    last = states * 3
+    return last[1].sum()  # FAULT
+
+
+@fault("overwritten", "__setitem__")
+def a_slot_written_twice_and_read_alone(x: T, w: T) -> T:
+    states = torch.zeros(2, 3)
+    states[0] = x.tanh()
+    states[0] = w.tanh()  # FAULT
+    return (states * 3)[0].sum()
+
+
+@fault("zero", "mul")
+def a_mask_over_one_of_the_parts(x: T, w: T) -> T:
+    parts = torch.cat([x.exp(), w.exp()])
+    mask = torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0])
+    return (parts * mask).sum()  # FAULT

@@ -83,6 +83,8 @@ class Evidence:
         self.error: GlassgradError | None = None
         self.failed_at: Node | None = None
         self._subject = subject
+        #: What ``vanishing`` has found out already: many parameters share a way.
+        self.vanished: dict[tuple[int, int], tuple[Node, Node]] = {}
         self.origins: dict[int, tuple[Origin, ...]] = {}
         self._find_users()
         if self.root is not None:

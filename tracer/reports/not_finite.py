@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tracer.node import CallNode, Leaf, Node, flat
-from tracer.reports.evidence import FINE, Evidence, call_of, state_of
+from tracer.reports.evidence import FINE, INF, Evidence, call_of, state_of
 from tracer.reports.steps import input_names
 
 
@@ -41,7 +41,8 @@ def _result_is_bad(node: Node, evidence: Evidence) -> bool:
     call = evidence.calls.get(node.serial)
     if call is not None and call.finite is not None:
         return not call.finite
-    return any(name == "result" and _is_bad(value) for name, value in _saved(node))
+    # Of a call that did not save its result: what works on a NaN gives one.
+    return any(state_of(value) > (FINE if name == "result" else INF) for name, value in _saved(node))
 
 
 def _bad_parents(node: Node, evidence: Evidence) -> list[Node]:

@@ -15,18 +15,27 @@ from tracer.node import Node
 from tracer.reports.evidence import ZERO, Evidence, state_of
 
 
-def vanishes_at(node: Node, parent: Node, evidence: Evidence) -> tuple[Node, Node]:
-    """The first call, on a way from ``node`` to the loss, from which no gradient comes to ``parent``, and that one's parent on the way.
+def vanishes_at(node: Node, parent: Node, subject: Node, evidence: Evidence) -> tuple[Node, Node]:
+    """The first call, on a way from ``node`` to the loss, from which no gradient comes to ``subject``, and that one's parent on the way.
+
+    ``node`` passed zeros on to ``parent``, by which the way goes on to ``subject``.
 
     A pass from each of a few calls on the way finds it, by halving.
     """
+    key = node.serial, parent.serial
+    if key not in evidence.vanished:
+        evidence.vanished[key] = _search(node, parent, subject, evidence)
+    return evidence.vanished[key]
+
+
+def _search(node: Node, parent: Node, subject: Node, evidence: Evidence) -> tuple[Node, Node]:
     way = [n for n in (node, *evidence.way_to_loss(node.serial)) if n.shape is not None]
-    if not way or not _comes_through(way[0], parent, evidence.device):
+    if not way or not _comes_through(way[0], subject, evidence.device):
         return node, parent
     alive, dead = 0, len(way) - 1
     while dead - alive > 1:
         middle = (alive + dead) // 2
-        if _comes_through(way[middle], parent, evidence.device):
+        if _comes_through(way[middle], subject, evidence.device):
             alive = middle
         else:
             dead = middle

@@ -88,7 +88,7 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
     state = evidence.came.get(node.serial, ABSENT)
     if state == FINE:
         return [_ok(node, evidence, with_path)]
-    found = [_of_origin(origin, state, evidence) for origin in evidence.origins.get(node.serial, ())]
+    found = [_of_origin(origin, state, node, evidence) for origin in evidence.origins.get(node.serial, ())]
     if node.serial not in evidence.reached or not found:
         found.append(_of_unused_result(call_of(node)))
     if kind_of(state) != "not finite":
@@ -212,6 +212,7 @@ def _of_cut(cut: Cut) -> Cause:
         "integer result": "integers carry no gradient",
         "no gradient": "its result carries no gradient, whatever it is given",
         "requires_grad_(False)": "a leaf on the way did not require grad from there on",
+        "grad": "gradients taken without create_graph=True have no history",
         "deepcopy": "the copy is a leaf of its own",
     }
     reason = reasons.get(cut.what, "what came out of it has the values and no history")
@@ -272,7 +273,7 @@ def _of_unused_result(call: Node) -> Cause:
     )
 
 
-def _of_origin(origin: Origin, state: int, evidence: Evidence) -> Cause:
+def _of_origin(origin: Origin, state: int, subject: Node, evidence: Evidence) -> Cause:
     node = call_of(origin.node)
     kind = kind_of(state)
     if origin.how == "hook":
@@ -282,11 +283,9 @@ def _of_origin(origin: Origin, state: int, evidence: Evidence) -> Cause:
             word, "a hook", node.site, f"{told} was given a gradient and made it so", "Look at register_hook on it"
         )
     if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
+        reason = "a gradient came, and this is what the hook or the call passed on"
         return Cause(
-            _word(state),
-            f"a hook on {node.op}",
-            node.site,
-            "the hook sees what the call passes on, or its rule makes it so",
+            _word(state), f"a hook on {node.op}", node.site, reason, "Look at the hook: of the module, or of grad_fn"
         )
     if kind == "not finite":
         return _not_finite(origin, node, state, evidence)
@@ -298,7 +297,7 @@ def _of_origin(origin: Origin, state: int, evidence: Evidence) -> Cause:
             f"its own backward returns None for input {_input_name(node, origin.parent)} of those that require grad"
         )
         return Cause("cut", node.op, node.site, reason, "Return a gradient there, or zeros")
-    return _zero(origin, node, evidence)
+    return _zero(origin, node, subject, evidence)
 
 
 def _word(state: int) -> str:
@@ -318,11 +317,11 @@ def _cancelled(node: Node, evidence: Evidence) -> Cause:
     return Cause("zero", op, site, reason, "Look for terms of opposite sign, as in x - x")
 
 
-def _zero(origin: Origin, node: Node, evidence: Evidence) -> Cause:
+def _zero(origin: Origin, node: Node, subject: Node, evidence: Evidence) -> Cause:
     assert origin.parent is not None
     given = _input_name(node, origin.parent)
-    if not _is_known_to_vanish(node, given):
-        killer, parent = vanishes_at(origin.node, origin.parent, evidence)
+    if (name_of(node.op) not in WHY_ZERO and name_of(node.op) not in STEPS) or _overwrites(node, given):
+        killer, parent = vanishes_at(origin.node, origin.parent, subject, evidence)
         if call_of(killer) is not node:
             node = call_of(killer)
             given = _input_name(node, parent)
@@ -347,12 +346,6 @@ def _zero(origin: Origin, node: Node, evidence: Evidence) -> Cause:
             f"{fix}; or scale the loss up (torch.amp.GradScaler)" if fix else "Scale the loss up (torch.amp.GradScaler)"
         )
     return Cause("zero", node.op, node.site, reason, fix)
-
-
-def _is_known_to_vanish(node: Node, given: str) -> bool:
-    """Whether the op makes zeros by itself, and does not only pass on those that came for a part of its result."""
-    name = name_of(node.op)
-    return name in WHY_ZERO or name in STEPS or _overwrites(node, given)
 
 
 def _overwrites(node: Node, given: str) -> bool:
@@ -390,5 +383,7 @@ def _not_finite(origin: Origin, node: Node, state: int, evidence: Evidence) -> C
     if came == "zero":
         reason = "a gradient of 0 came, and 0 * inf went on"
     advice = NOT_FINITE.get(name_of(node.op), "Look at the values that it had")
+    if node.dtype is torch.float16:
+        advice += ". float16 ends at 65504: compute it in float32 or bfloat16"
     fix = f"{advice}. Where torch.where leaves a branch out, make its input safe before the call as well"
     return Cause(word, node.op, node.site, reason, fix)
