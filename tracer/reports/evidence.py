@@ -83,6 +83,7 @@ class Evidence:
         self.error: GlassgradError | None = None
         self.failed_at: Node | None = None
         self._subject = subject
+        self._following: dict[int, Node] | None = None
         #: What ``vanishing`` has found out already: many parameters share a way.
         self.vanished: dict[tuple[int, int], tuple[Node, Node]] = {}
         self.origins: dict[int, tuple[Origin, ...]] = {}
@@ -130,25 +131,26 @@ class Evidence:
                 found[serial] = tuple(sorted(merged.values(), key=attrgetter("rank"))[:SHOWN_REASONS])
         return found
 
+    def _find_ways(self) -> dict[int, Node]:
+        """By serial number: the next node on a shortest way to the loss. Newest first, so that each knows its users' distance."""
+        distance: dict[int, int] = defaultdict(int)
+        following: dict[int, Node] = {}
+        for node in self.order:
+            further = distance[node.serial] + 1
+            for parent in flat(node.parents):
+                if parent.serial not in following or distance[parent.serial] > further:
+                    distance[parent.serial], following[parent.serial] = further, node
+        return following
+
     def way_to_loss(self, serial: int) -> list[Node]:
         """The calls, and results, of a shortest way from what has this number to the loss."""
-        ahead: dict[int, list[int]] = defaultdict(list)
-        for node in self.order:
-            for parent in flat(node.parents):
-                ahead[parent.serial].append(node.serial)
-        came_from: dict[int, int] = {serial: serial}
-        waiting = [serial]
-        for at in waiting:
-            for user in ahead[at]:
-                if user not in came_from:
-                    came_from[user] = at
-                    waiting.append(user)
-        assert self.root is not None
-        way, at = [], self.root.serial
-        while at in came_from and at != serial:
-            way.append(self.reached[at])
-            at = came_from[at]
-        return way[::-1]
+        if self._following is None:
+            self._following = self._find_ways()
+        way = []
+        while serial in self._following:
+            way.append(self._following[serial])
+            serial = way[-1].serial
+        return way
 
     # ------------------------------------------------------------------ one backward pass
     def _sweep(self, loss: torch.Tensor) -> None:

@@ -14,18 +14,26 @@ from tracer.graph import Graph
 from tracer.node import Node
 from tracer.reports.evidence import ZERO, Evidence, state_of
 
+#: So many ways are searched for one report: each pass of a search costs in proportion to what lies below.
+SEARCHES = 16
+
 
 def vanishes_at(node: Node, parent: Node, subject: Node, evidence: Evidence) -> tuple[Node, Node]:
     """The first call, on a way from ``node`` to the loss, from which no gradient comes to ``subject``, and that one's parent on the way.
 
-    ``node`` passed zeros on to ``parent``, by which the way goes on to ``subject``.
+    ``node`` passed zeros on to ``parent``, by which the way goes on to ``subject``. After so many searches it is one
+    that was found before on the same way, if there is one, else ``node`` itself.
 
     A pass from each of a few calls on the way finds it, by halving.
     """
     key = node.serial, parent.serial
-    if key not in evidence.vanished:
+    if key not in evidence.vanished and len(evidence.vanished) < SEARCHES:
         evidence.vanished[key] = _search(node, parent, subject, evidence)
-    return evidence.vanished[key]
+    if key in evidence.vanished:
+        return evidence.vanished[key]
+    known = {found.serial: (found, before) for found, before in evidence.vanished.values()}
+    way = evidence.way_to_loss(node.serial)
+    return next((known[n.serial] for n in way if n.serial in known), (node, parent))
 
 
 def _search(node: Node, parent: Node, subject: Node, evidence: Evidence) -> tuple[Node, Node]:

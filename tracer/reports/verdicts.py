@@ -339,7 +339,7 @@ def _zero(origin: Origin, node: Node, subject: Node, evidence: Evidence) -> Caus
         reason = "its derivative is 0 everywhere"
         fix = "Give it a rule that lets the gradient through (ops_registry.use)"
     else:
-        reason = WHY_ZERO.get(name, f"for the values it had, its derivative with respect to '{given}' is 0")
+        reason = WHY_ZERO.get(name, f"what it passes on to '{given}' is 0 throughout")
     if node.dtype in (torch.float16, torch.bfloat16):
         reason += ", or too small for half precision"
         fix = (
