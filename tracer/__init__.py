@@ -41,7 +41,10 @@ if TYPE_CHECKING:
     from tracer.reports.audit import audit
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
+    from tracer.reports.memory import memory
+    from tracer.reports.repeats import repeats
     from tracer.reports.steps import steps
+    from tracer.reports.timings import timings
 
 __all__ = [
     "AnomalyError",
@@ -82,11 +85,14 @@ __all__ = [
     "gradcheck",
     "gradgradcheck",
     "graph_of",
+    "memory",
+    "repeats",
     "replay",
     "save_on_cpu",
     "saved_tensors_hooks",
     "steps",
     "tensor",
+    "timings",
     "track",
 ]
 
@@ -100,7 +106,10 @@ _LATER = {
     "contributions": "tracer.reports.contributions",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
+    "memory": "tracer.reports.memory",
+    "repeats": "tracer.reports.repeats",
     "steps": "tracer.reports.steps",
+    "timings": "tracer.reports.timings",
 }
 
 

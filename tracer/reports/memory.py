@@ -163,6 +163,7 @@ class _Group:
 
     def row(self, checkpoints: Checkpoints | None) -> MemoryRow:
         kept = [Kept(*key, entry.bytes, entry.shared) for key, entry in self.entries.items()]
+        kept = [k for k in kept if k.bytes or k.shared]  # not what is empty
         kept.sort(key=lambda k: (-k.bytes, -k.shared))
         within = checkpoint = None
         if checkpoints is not None and self.name in checkpoints.modules:
