@@ -71,9 +71,7 @@ class Checkpoints:
     def _inputs(self, first: int, last: int) -> set[Node]:
         """The results of other calls that those of a stretch use."""
         used = {
-            self._roots.get(parent, parent)
-            for i in range(first, last + 1)
-            for parent in flat(self._nodes[i].parents)
+            self._roots.get(parent, parent) for i in range(first, last + 1) for parent in flat(self._nodes[i].parents)
         }
         return {node for node in used if not isinstance(node, Leaf) and not first <= self._at(node) <= last}
 

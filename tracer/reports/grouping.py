@@ -56,5 +56,7 @@ def whole(amount: int) -> str:
 
 
 def mebibytes(amount: int) -> str:
-    """``1.00 MiB``."""
+    """``1.00 MiB``; in KiB where it is less than a hundredth of one."""
+    if not amount:
+        return "0"
     return f"{amount / 2**20:,.2f} MiB" if abs(amount) >= 2**20 / 100 else f"{amount / 2**10:,.2f} KiB"
