@@ -19,7 +19,23 @@ from tracer.node import CallNode, Node, Output, parts_of
 
 #: Ops of our own and conversions, which torch's table of ops does not have. None of them is random.
 _OURS = frozenset(
-    "double float half bfloat16 cdouble cfloat type T H einsum_one einsum_two placed cleared write_region __setitem__".split()
+    (
+        "H",
+        "T",
+        "__setitem__",
+        "bfloat16",
+        "cdouble",
+        "cfloat",
+        "cleared",
+        "double",
+        "einsum_one",
+        "einsum_two",
+        "float",
+        "half",
+        "placed",
+        "type",
+        "write_region",
+    )
 )
 #: Arguments that take the chance out of a random op when they are zero or False.
 _CHANCES = ("p", "dropout_p", "dropout", "train", "training")
@@ -37,8 +53,9 @@ class Numbering:
     def __init__(self, nodes: Sequence[Node]) -> None:
         self.number_of: dict[Node, int] = {}
         self.classes: dict[int, list[Node]] = defaultdict(list)
-        #: How many calls could not be told apart, how many are of random ops, and how many of no op that torch knows.
-        self.untold = self.random = self.foreign = 0
+        #: How many calls have arguments that nobody knows, or such that torch writes into without counting; how many are of random ops,
+        #: and how many of no op that torch knows.
+        self.untold = self.uncounted = self.random = self.foreign = 0
         #: Where the results of a call lay when it was made: storage and version, by position.
         self._made: dict[tuple[Node, int], tuple[int, int]] = {}
         numbers: dict[Any, int] = {}
@@ -55,11 +72,14 @@ class Numbering:
             self.foreign += 1
             return None
         given = _arguments(node)
-        if chance and not any(name in (given or {}) and not given[name] for name in _CHANCES):
+        if chance and not (given and any(name in given and not given[name] for name in _CHANCES)):
             self.random += 1
             return None
         if given is None:
             self.untold += 1
+            return None
+        if given.get("running_mean") is not None:
+            self.uncounted += 1
             return None
         parents = dict(zip(node.plan.names, node.parents, strict=False))
         versions = {id(t): v for t, v in (node.saved_versions if node.values is None else node.values.versions)}

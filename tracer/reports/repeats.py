@@ -57,17 +57,16 @@ def repeats(graph: Graph, timings: Timings | None = None) -> Report[RepeatRow]:
     """The expressions that ``graph`` has computed more than once, those that keep most first.
 
     Calls are repeated where the same op was given the same arguments: tensors in the same memory at the same version, or results of calls
-    that are repeated themselves; constants that are equal. Random ops never count (a dropout that does nothing does), nor do ops that
-    torch's own table does not have: custom Functions, ops of a library, levels of ``torch.vmap``. Results that are equal by chance, or
-    from memory that was copied, are not found. An expression all of whose calls are repeated equally often is one row.
+    that are repeated themselves; constants that are equal. (Writes through ``.data`` have no version, here as for torch.) Random ops never
+    count, nor do norms with running statistics, which torch updates uncounted, nor ops that torch's own table does not have: custom
+    Functions, ops of a library, levels of ``torch.vmap``. Results that are equal by chance, or from memory that was copied, are not found.
+    An expression all of whose calls are repeated equally often is one row.
 
     ``bytes`` is what would be kept less for backward if each were computed once. ``timings`` (``tracer.timings(step, by="op")`` of the
     same model) gives ``saves_ms``, by the mean time of each op's calls. Who writes in place into one of the results needs them apart.
 
     Record inside ``tracer.Graph(values=True)``, with ``sites=True`` to see where. Without values only those calls can be told whose rule
     saves every argument; the advice says how many could not.
-
-    On stock models there is next to nothing to share: in a training step of a ResNet, a ViT and a GPT-2 no call with an own result is repeated.
 
     Raises ``GradientArgumentError`` for ``timings`` that are not by op.
     """
@@ -100,7 +99,7 @@ def _blocks(repeated: Mapping[int, list[Node]], numbering: Numbering) -> list[li
     for number, members in repeated.items():
         for parent in flat(members[0].parents):
             source = numbering.number_of.get(place_of(parent)[0])
-            if source in repeated and len(repeated[source]) == len(members):
+            if source is not None and source in repeated and len(repeated[source]) == len(members):
                 leader[find(source)] = find(number)
     blocks: dict[int, list[int]] = defaultdict(list)
     for number in repeated:
@@ -176,6 +175,10 @@ def _advice(rows: Iterable[RepeatRow], numbering: Numbering) -> list[str]:
         advice.append(
             f"{calls(numbering.untold)}: what their arguments were is not known. Record inside tracer.Graph(values=True), which keeps "
             f"them all."
+        )
+    if numbering.uncounted:
+        advice.append(
+            f"{calls(numbering.uncounted)} with running statistics, into which torch writes uncounted: they never count."
         )
     if numbering.random:
         advice.append(f"{calls(numbering.random)} of random ops: they never count.")
