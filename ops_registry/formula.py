@@ -154,6 +154,11 @@ class _Default:
     def _make(self, saved: tuple[Any, ...], needs: tuple[bool, ...]) -> Callable[[Any], Any]:
 
         def default(grad: Any) -> Any:
+            if grad is None or (isinstance(grad, tuple | list) and all(part is None for part in grad)):
+                raise RuleResultError(
+                    f"default of {self.op} was given None, by the rule written at {self.formula.location}: pass it the gradient of the "
+                    f"result, zeros where that is zero."
+                )
             asked = {n for n, need in zip(self.formula.wrt, needs, strict=True) if need}
             found: dict[str, Any] = {}
             for formula, call in self.inner:

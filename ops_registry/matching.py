@@ -41,6 +41,10 @@ class Scope:
         elif _is_line(where):
             self.holds = self._by_line
 
+    def may_hold_here(self, op: str) -> bool:
+        """Whether calls of ``op`` made where this thread is may be in the scope: a predicate, which may ask for arguments, is not asked."""
+        return callable(self.where) or self.holds(op, tuple)
+
     def _by_module(self, op: str, bind: Callable[[], tuple[Any, ...]]) -> bool:
         modules = find_module(2)
         found = self._answers.get(modules)

@@ -34,6 +34,10 @@ class ObservedTable(Layer):
         self.observe = observe
         self.kinds = {*kinds, Kind.OBSERVED}
 
+    def over(self, outer: Mapping[Callable[..., Any], Spelling]) -> ObservedTable:
+        """The same over another table."""
+        return ObservedTable(outer, self.wanted, self.observe)
+
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         spelling = self.outer[key]
         if spelling.kind in self.kinds and self.wanted(spelling):
