@@ -36,7 +36,7 @@ class ObservedTable(Layer):
 
     def over(self, outer: Mapping[Callable[..., Any], Spelling]) -> ObservedTable:
         """The same over another table."""
-        return ObservedTable(outer, self.wanted, self.observe)
+        return ObservedTable(outer, self.wanted, self.observe, self.kinds)
 
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         spelling = self.outer[key]

@@ -171,6 +171,18 @@ def test_a_rule_replaced_around_it_is_timed(slow: None) -> None:
     assert near(found["sin"].backward_ms, 1)
 
 
+def test_a_call_that_the_function_replaces_itself_is_timed_in_backward_alone(slow: None) -> None:
+    x = leaf(3)
+
+    def step() -> torch.Tensor:
+        with ops_registry.use({torch.sin: slow_backward}):
+            return (x * 1).sin_().erf().sum()
+
+    found = rows(tracer.timings(step, passes=1))
+    assert near(found["sin"].backward_ms, 1) and found["sin"].forward_ms is None
+    assert near(found["erf"].forward_ms, 1)
+
+
 def test_gradients_are_those_of_an_unwatched_pass_afterwards() -> None:
     net, x = nn.track(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU())), torch.randn(2, 3)
     table = active.table
