@@ -1,7 +1,7 @@
 """Which calls of a graph compute the same: equal numbers for the same op on the same values (value numbering).
 
-Two arguments are the same where they lie in the same memory, at the same place and version, or come from calls with the same number and
-were not written to since.
+Two arguments are the same where they lie in the same memory, at the same place and version, where they come from calls with the same number
+and were not written to since, or where they are constants that hold the same numbers.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import torch
 from ops_registry.rule import FROM_RESULT
 from ops_registry.torch_private import storage_key
 from tracer.node import CallNode, Node, Output, parts_of
+from tracer.reports.constants import Constants
 
 #: Ops of our own and conversions, which torch's table of ops does not have. None of them is random.
 _OURS = frozenset(
@@ -27,12 +28,19 @@ _OURS = frozenset(
         "cdouble",
         "cfloat",
         "cleared",
+        "cofactors",
+        "differences",
         "double",
         "einsum_one",
         "einsum_two",
         "float",
+        "gru_layer",
         "half",
+        "least_squares",
+        "lstm_layer",
+        "moved_cofactors",
         "placed",
+        "rnn_layer",
         "type",
         "write_region",
     )
@@ -58,6 +66,7 @@ class Numbering:
         self.untold = self.uncounted = self.random = self.foreign = 0
         #: Where the results of a call lay when it was made: storage and version, by position.
         self._made: dict[tuple[Node, int], tuple[int, int]] = {}
+        self._constants = Constants()
         numbers: dict[Any, int] = {}
         for node in nodes:
             key = self._key(node)
@@ -96,7 +105,9 @@ class Numbering:
             if version < 0:  # of inference mode, where torch counts no writes
                 raise _UnknownError
             made = self._made_by(parent, value, version, node) if isinstance(parent, Node) else None
-            return made or tuple(_place(part, version) for part in parts_of(value))
+            place = made or tuple(_place(part, version) for part in parts_of(value))
+            constant = parent is None and value._version == version
+            return self._constants.place_of(place, value) if constant else place
         if isinstance(value, list | tuple):
             within = parent if isinstance(parent, tuple) else (None,) * len(value)
             return type(value), *(self._identity(v, p, versions, node) for v, p in zip(value, within, strict=True))

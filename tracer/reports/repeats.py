@@ -56,11 +56,10 @@ class RepeatRow(Row):
 def repeats(graph: Graph, timings: Timings | None = None) -> Report[RepeatRow]:
     """The expressions that ``graph`` has computed more than once, those that keep most first.
 
-    Calls are repeated where the same op was given the same arguments: tensors in the same memory at the same version, or results of calls
-    that are repeated themselves; constants that are equal. (Writes through ``.data`` have no version, here as for torch.) Random ops never
-    count, nor do norms with running statistics, which torch updates uncounted, nor ops that torch's own table does not have: custom
-    Functions, ops of a library, levels of ``torch.vmap``. Results that are equal by chance, or from memory that was copied, are not found.
-    An expression all of whose calls are repeated equally often is one row.
+    Calls are repeated where the same op was given the same arguments: tensors in the same memory at the same version, results of calls that
+    are repeated themselves, constants that hold the same numbers. (Writes through ``.data`` have no version, here as for torch.) Random ops
+    never count, nor do norms with running statistics, which torch updates uncounted, nor ops that torch's own table does not have: custom
+    Functions, ops of a library, levels of ``torch.vmap``. An expression all of whose calls are repeated equally often is one row.
 
     ``bytes`` is what would be kept less for backward if each were computed once. ``timings`` (``tracer.timings(step, by="op")`` of the
     same model) gives ``saves_ms``, by the mean time of each op's calls. Who writes in place into one of the results needs them apart.

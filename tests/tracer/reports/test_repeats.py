@@ -59,6 +59,13 @@ def written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return first + x.sin()
 
 
+def constant_written(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    scale = torch.ones(4, 4)
+    first = x + scale
+    scale.zero_()
+    return first + (x + scale)
+
+
 def result_written_unrecorded(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     y = x * 1
     first = y + 1
@@ -82,7 +89,14 @@ NOT_REPEATED: dict[str, Program] = {
     "another order": lambda x, w: (x @ w) + (w @ x),
     "a leaf that was written to": written,
     "a result that was written to unrecorded": result_written_unrecorded,
-    "a copy of the same values": lambda x, w: x * torch.ones(4, 4) + x * torch.ones(4, 4),
+    "other constant tensors": lambda x, w: x * torch.ones(4, 4) + x * torch.eye(4),
+    "constants of other signs": lambda x, w: x * torch.zeros(4, 4) + x * -torch.zeros(4, 4),
+    "constants of other dtypes": lambda x, w: x * torch.ones(4, 4) + x * torch.ones(4, 4, dtype=torch.float64),
+    "constants that end differently": lambda x, w: (
+        x.view(1, 16).expand(8, 16) * torch.ones(8, 16)
+        + x.view(1, 16).expand(8, 16) * torch.ones(8, 16).index_fill(0, torch.tensor([7]), 2)
+    ),
+    "a constant that was written to": constant_written,
     "dropout": lambda x, w: F.dropout(x, 0.5, True) + F.dropout(x, 0.5, True),
     "attention with dropout": lambda x, w: (
         F.scaled_dot_product_attention(x[None], w[None], x[None], dropout_p=0.5)
@@ -90,7 +104,7 @@ NOT_REPEATED: dict[str, Program] = {
     ),
 }
 #: Such calls may be repeated inside one, on the way to what is not.
-_VIEWS = [(["__getitem__"], 2), (["__getitem__"], 4)]
+_VIEWS = [(["__getitem__"], 2), (["__getitem__"], 4), (["view", "expand"], 2)]
 
 
 @pytest.mark.parametrize("program", NOT_REPEATED.values(), ids=NOT_REPEATED)
@@ -110,6 +124,8 @@ REPEATED: dict[str, Program] = {
     "in place": lambda x, w: (x * 1).tanh_() * (x * 1).tanh_(),
     "one of several results": lambda x, w: x.chunk(2)[0].sin() + x.chunk(2)[0].sin(),
     "a list of tensors": lambda x, w: torch.cat([x, w]) + torch.cat([x, w]),
+    "a constant made anew": lambda x, w: x * torch.ones(4, 4) + x * torch.ones(4, 4),
+    "positions made anew": lambda x, w: x[torch.arange(3)] + x[torch.arange(3)],
     "a constant in the same memory": lambda x, w: x * w.detach() + x * w.detach(),
     "einsum": lambda x, w: torch.einsum("ij,jk->ik", x, w) + torch.einsum("ij,jk->ik", x, w),
     "a slice": lambda x, w: x[1:3].sin() + x[1:3].sin(),
