@@ -36,10 +36,10 @@ def group_of(node: Node, by: str) -> str:
 
 
 def group_of_site(site: Site | None, by: str) -> str:
-    """The row of a call that was made at ``site``."""
-    if site is None or (by == "line" and site.line is None):
+    """The row of a call that was made at ``site``; a line with its full path, for two files may have one name."""
+    if site is None:
         return UNKNOWN
-    return (site.module or TOP) if by == "module" else short_line(site.line or "")
+    return (site.module or TOP) if by == "module" else site.line or UNKNOWN
 
 
 def rule_of(node: Node) -> str:

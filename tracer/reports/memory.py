@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ops_registry.sites import short_line
 from tracer.graph import Graph
 from tracer.node import Node
 from tracer.reports.checkpointing import Checkpoints
@@ -38,7 +39,7 @@ class Kept:
 class MemoryRow(Row):
     """What the calls of one op, line or module keep for backward."""
 
-    #: The op, the line or the module.
+    #: The op, the line with its full path, or the module.
     what: str
     #: How many calls there keep something.
     calls: int
@@ -55,7 +56,7 @@ class MemoryRow(Row):
     keeps: list[Kept]
 
     def cells(self) -> list[str]:
-        return [_cell(getattr(self, name)) for name in self.columns()]
+        return [short_line(self.what), *(_cell(getattr(self, name)) for name in self.columns()[1:])]
 
     def to_dict(self) -> dict[str, Any]:
         kept = [{name: as_plain(value) for name, value in vars(k).items()} for k in self.keeps]
@@ -81,9 +82,10 @@ def memory(graph: Graph, by: str = "op") -> MemoryReport:
     ``bytes`` of all rows add up to ``graph.kept_bytes()``: whole storages, as long as they are kept, parameters included. A storage that
     several calls keep is counted for the first of them, and stands as ``shared`` with the others. ``keeps`` names what each rule asks for
     and where it is written. ``by="module"`` also shows modules whose submodules alone keep something; ``within`` and ``checkpoint`` count
-    those in, so they do not add up. ``checkpoint`` is what ``tracer.checkpoint`` around each call of the module would give back at least,
-    while the other calls run: the bytes kept inside less the inputs, which a checkpoint saves. An argument that needs no gradient counts
-    as an input, and calls of one module straight after one another as one call.
+    those in, so they do not add up. ``checkpoint`` is what ``tracer.checkpoint`` around each call of the module would give back while others
+    run: the bytes kept inside less the inputs, which a checkpoint saves. It may be more, since constants that calls inside are given
+    count as inputs: where they were made is not known. It is less where a module's calls come straight after one another, which count as
+    one, and where an argument of the module holds more than is used (a cache).
 
     Lines and modules need ``tracer.Graph(sites=True)``; a call is counted for the innermost module that ran. What saved-tensor hooks have
     packed (a checkpoint, ``save_on_cpu``) is theirs and not counted.
@@ -187,7 +189,7 @@ def _verdict(rows: Sequence[MemoryRow], nodes: Sequence[Node], total: int) -> st
     if not total:
         return verdict
     parameters = sum(row.parameters for row in rows)
-    return f"{verdict}, {whole(parameters)} of them parameters and buffers; most by {rows[0].what}: {rows[0].bytes / total:.0%}"
+    return f"{verdict}, {whole(parameters)} of them parameters and buffers; most by {short_line(rows[0].what)}: {rows[0].bytes / total:.0%}"
 
 
 def _advice(rows: Sequence[MemoryRow], nodes: Sequence[Node]) -> list[str]:
@@ -197,7 +199,7 @@ def _advice(rows: Sequence[MemoryRow], nodes: Sequence[Node]) -> list[str]:
     best = sorted((row for row in rows if row.checkpoint), key=lambda row: -(row.checkpoint or 0))[:3]
     if best and (best[0].checkpoint or 0) > 0:
         told = ", ".join(f"{row.what}: {whole(row.checkpoint or 0)}" for row in best if (row.checkpoint or 0) > 0)
-        advice.append(f"tracer.checkpoint(module, x) in place of module(x) would give back, in bytes at least: {told}.")
+        advice.append(f"tracer.checkpoint(module, x) in place of module(x) would give back, in bytes: {told}.")
     packed = sum(node.packed for node in nodes)
     if packed:
         advice.append(f"{calls(packed)}: saved-tensor hooks (a checkpoint) hold what they saved, which is not counted.")

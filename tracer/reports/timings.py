@@ -15,7 +15,7 @@ import torch
 
 from ops_registry.binding import Kind, Spelling
 from ops_registry.registry import active
-from ops_registry.sites import find_site
+from ops_registry.sites import find_site, short_line
 from tracer.backprop.api import Places, as_tuple, roots_of
 from tracer.backprop.sweep import Sweep
 from tracer.errors import GradientArgumentError
@@ -34,7 +34,7 @@ BETWEEN = "(between the calls)"
 class TimingRow(Row):
     """The time of the calls of one op, rule, line or module, in one pass."""
 
-    #: The op, the rule, the line or the module.
+    #: The op, the rule, the line with its full path, or the module.
     what: str
     #: How many calls there are in one pass.
     calls: int
@@ -51,7 +51,7 @@ class TimingRow(Row):
 
     def cells(self) -> list[str]:
         times = ["" if ms is None else f"{ms:.3f}" for ms in (self.forward_ms, self.backward_ms)]
-        return [self.what, f"{self.calls:,}", *times, f"{100 * self.share:.1f}%"]
+        return [short_line(self.what), f"{self.calls:,}", *times, f"{100 * self.share:.1f}%"]
 
 
 class Timings(Report[TimingRow]):
@@ -280,7 +280,7 @@ def _verdict(rows: Sequence[TimingRow], runs: Sequence[_Pass], forward: bool) ->
     if forward:
         told = f"forward {1e3 * median(run.forward_total for run in plain):.3f} ms, {told}"
     first = next((row for row in rows if row.what != BETWEEN), None)
-    most = "" if first is None else f"; most for {first.what}: {first.share:.0%}"
+    most = "" if first is None else f"; most for {short_line(first.what)}: {first.share:.0%}"
     return f"{told}, medians of {len(plain)} passes over {calls(sum(row.calls for row in rows))}{most}"
 
 

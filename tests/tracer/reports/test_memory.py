@@ -243,7 +243,8 @@ def test_lines_are_the_users() -> None:
         z = y.exp()
     here = test_lines_are_the_users.__code__.co_firstlineno
     found = rows(tracer.memory(graph, by="line"))
-    assert list(found) == [f"test_memory.py:{here + 2}", f"test_memory.py:{here + 3}"]
+    assert list(found) == [f"{__file__}:{here + 2}", f"{__file__}:{here + 3}"]
+    assert found[f"{__file__}:{here + 2}"].cells()[0] == f"test_memory.py:{here + 2}"
     del z
 
 

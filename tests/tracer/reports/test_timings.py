@@ -111,8 +111,8 @@ def test_by_line(slow: None) -> None:
 
     found = rows(tracer.timings(step, by="line", passes=1))
     first = step.__code__.co_firstlineno
-    assert near(found[f"test_timings.py:{first + 1}"].backward_ms, 1)
-    assert near(found[f"test_timings.py:{first + 2}"].forward_ms, 1)
+    assert near(found[f"{__file__}:{first + 1}"].backward_ms, 1)
+    assert near(found[f"{__file__}:{first + 2}"].forward_ms, 1)
 
 
 class Exp(torch.nn.Module):
