@@ -28,7 +28,7 @@ class Constants:
         return known
 
     def _first_place(self, place: Any, tensor: torch.Tensor) -> Any:
-        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
+        if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_nested or tensor.is_meta:
             return place
         with torch.no_grad():
             flat = tensor.resolve_conj().resolve_neg().reshape(-1)

@@ -82,8 +82,8 @@ def memory(graph: Graph, by: str = "op") -> MemoryReport:
     ``bytes`` of all rows add up to ``graph.kept_bytes()``: whole storages, as long as they are kept, parameters included. A storage that
     several calls keep is counted for the first of them, and stands as ``shared`` with the others. ``keeps`` names what each rule asks for
     and where it is written. ``by="module"`` also shows modules whose submodules alone keep something; ``within`` and ``checkpoint`` count
-    those in, so they do not add up. ``checkpoint`` is what ``tracer.checkpoint`` around each call of the module would give back while others
-    run: the bytes kept inside less the inputs, which a checkpoint saves. It may be more, since constants that calls inside are given
+    those in, so they do not add up. ``checkpoint`` is what ``tracer.checkpoint`` around each call of the module would give back while
+    others run: the bytes kept inside less the inputs, which a checkpoint saves. It may be more, since constants that calls inside are given
     count as inputs: where they were made is not known. It is less where a module's calls come straight after one another, which count as
     one, and where an argument of the module holds more than is used (a cache).
 

@@ -86,7 +86,7 @@ def timings(loss: Places | Callable[[], Places], by: str = "op", *, passes: int 
     if passes < 1:
         raise GradientArgumentError(f"timings(passes={passes}): it takes one pass or more")
     made = loss if callable(loss) else None
-    outputs = as_tuple(loss if made is None else made())
+    outputs = _outputs(loss if made is None else made())
     wait = _waiter(outputs)
     runs: list[_Pass] = []
     for turn in range(passes):
@@ -99,6 +99,14 @@ def timings(loss: Places | Callable[[], Places], by: str = "op", *, passes: int 
             runs.append(run)
     rows = _rows([run for run in runs if run.watched])
     return Timings(_verdict(rows, runs, made is not None), rows, _advice(runs, made is not None), by)
+
+
+def _outputs(given: Any) -> tuple[Any, ...]:
+    if given is None or isinstance(given, int | float | complex):
+        raise GradientArgumentError(
+            f"timings() was given, or its function returned, {given!r}: it has to be the loss, as a tensor"
+        )
+    return as_tuple(given)
 
 
 class _Pass:
@@ -119,7 +127,7 @@ class _Pass:
         with Graph(sites=True) if sites else nullcontext(), watch or nullcontext():
             self.wait()
             started = perf_counter()
-            outputs = as_tuple(make())
+            outputs = _outputs(make())
             self.wait()
             self.forward_total = perf_counter() - started
         if watch is not None:

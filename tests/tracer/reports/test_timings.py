@@ -183,6 +183,14 @@ def test_a_call_that_the_function_replaces_itself_is_timed_in_backward_alone(slo
     assert near(found["erf"].forward_ms, 1)
 
 
+def test_a_call_that_is_composed_of_others_is_timed_as_one_where_its_rule_is_replaced() -> None:
+    x = leaf(2, 3)
+    with ops_registry.use({F.normalize: lambda grad: grad}):
+        found = rows(tracer.timings(lambda: F.normalize(x).sum(), passes=1))
+    assert set(found) == {"normalize", "sum", BETWEEN}
+    assert found["normalize"].calls == 1 and found["normalize"].forward_ms is not None
+
+
 def test_gradients_are_those_of_an_unwatched_pass_afterwards() -> None:
     net, x = nn.track(torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.GELU())), torch.randn(2, 3)
     table = active.table
@@ -238,6 +246,8 @@ def test_arguments_are_checked() -> None:
         tracer.timings(loss, by="layer")
     with pytest.raises(GradientArgumentError, match="one pass or more"):
         tracer.timings(loss, passes=0)
+    with pytest.raises(GradientArgumentError, match="returned, None"):
+        tracer.timings(lambda: None)
     loss.backward()
     with pytest.raises(FreedGraphError):
         tracer.timings(loss)
