@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, KeysView, Sequence
 
 import torch
 
@@ -43,9 +43,9 @@ class Checkpoints:
         self._members = self._find_members()
 
     @property
-    def modules(self) -> list[str]:
+    def modules(self) -> KeysView[str]:
         """The paths of all modules that calls were made in, those that hold them included."""
-        return list(self._members)
+        return self._members.keys()
 
     def within(self, module: str) -> int:
         """The bytes that calls in the module and its submodules keep."""

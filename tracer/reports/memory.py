@@ -58,6 +58,11 @@ class MemoryRow(Row):
     def cells(self) -> list[str]:
         return [short_line(self.what), *(_cell(getattr(self, name)) for name in self.columns()[1:])]
 
+    def __str__(self) -> str:
+        shown = [(name, getattr(self, name)) for name in self.columns()]
+        # On its own a row has plain numbers, to be copied; in a table they have separators.
+        return "  ".join(f"{name} {as_text(value)}" for name, value in shown if value is not None)
+
     def to_dict(self) -> dict[str, Any]:
         kept = [{name: as_plain(value) for name, value in vars(k).items()} for k in self.keeps]
         return {**super().to_dict(), "keeps": kept}
