@@ -240,6 +240,23 @@ def test_hooks_are_counted_for_their_node() -> None:
     assert near(rows(tracer.timings(step, passes=1))["sin"].backward_ms, 1)
 
 
+def test_a_call_is_waited_for_on_any_device(device: torch.device) -> None:
+    size = 600 if device.type == "cpu" else 8000
+    x = tracer.tensor(torch.randn(size, size, device=device), requires_grad=True)
+    report = tracer.timings(lambda: (x @ x)[0, 0] * 2, passes=3)
+    assert report.rows[0].what == "matmul" and report.rows[0].share > 0.5
+
+
+def test_ten_thousand_calls_are_timed_without_recursion() -> None:
+    y = x = leaf(2)
+    with tracer.Graph(sites=True) as graph:
+        for _ in range(5_000):
+            y = y * 1.5 + x
+    found = rows(tracer.timings(y.sum(), by="module", passes=1))
+    assert found["(no submodule)"].calls == 10_000
+    assert tracer.memory(graph, by="module").bytes == graph.kept_bytes()
+
+
 def test_arguments_are_checked() -> None:
     loss = leaf(3).sin().sum()
     with pytest.raises(GradientArgumentError, match="'op', 'rule', 'line', 'module'"):
