@@ -25,8 +25,12 @@ Rule = Function | Mapping[str, Function]
 class Pack(Mapping[Function, Rule]):
     """A mapping from torch functions to rules. Packs are shared, so that nobody writes into one."""
 
-    def __init__(self, name: str, rules: Mapping[Function, Rule], definition: str | None = None) -> None:
+    def __init__(
+        self, name: str, rules: Mapping[Function, Rule], definition: str | None = None, *, once: bool = False
+    ) -> None:
         self._name = name
+        #: Whether it is to meet each gradient once: ``use`` then refuses several layers of one module.
+        self.once = once
         self._rules = dict(rules)
         if definition is not None:
             self.__doc__ = definition
@@ -176,10 +180,11 @@ def reverse(scale: float, op: Ops = LAYERS) -> Pack:
     Ganin, Lempitsky: Unsupervised Domain Adaptation by Backpropagation, 2015, equations 7 and 8.
 
     Each call of ``op`` in the block reverses what passes through it, and two calls one behind the other cancel. So say at which call:
-    ``use(packs.reverse(0.5), where="dom")`` where ``dom`` is one layer, ``where="dom.0"`` where it is several. ``op`` is a function or a
-    tuple of them, where the place is not a layer with weights: ``packs.reverse(0.5, torch.clone)`` reverses at ``features.clone()``.
+    ``use(packs.reverse(0.5), where="dom")`` where ``dom`` is one layer, ``where="dom.0"`` where it is several; ``use`` refuses several
+    layers of one module. ``op`` is a function or a tuple of them, where the place is not a layer with weights:
+    ``packs.reverse(0.5, torch.clone)`` reverses at ``features.clone()``, wherever that is called.
     """
-    return _at_inputs(f"reverse({scale!r})", op, lambda g: g * -scale)
+    return _at_inputs(f"reverse({scale!r})", op, lambda g: g * -scale, once=op is LAYERS)
 
 
 def clip(value: float, op: Ops = LAYERS) -> Pack:
@@ -207,7 +212,7 @@ def _require_above_zero(pack: str, value: float) -> None:
         raise RuleError(f"packs.{pack}({value!r}): the value is above 0")
 
 
-def _at_inputs(name: str, op: Ops, change: Function) -> Pack:
+def _at_inputs(name: str, op: Ops, change: Function, *, once: bool = False) -> Pack:
     """``change(own(g))`` for the first differentiable argument of each op."""
 
     def changed(grad: Any, default: Any) -> Any:
@@ -215,7 +220,7 @@ def _at_inputs(name: str, op: Ops, change: Function) -> Pack:
         return [change(part) for part in passed] if isinstance(passed, list) else change(passed)
 
     ops = op if isinstance(op, tuple) else (op,)
-    return Pack(name, {func: {_first_input(func): changed} for func in ops})
+    return Pack(name, {func: {_first_input(func): changed} for func in ops}, once=once)
 
 
 def _first_input(func: Function) -> str:

@@ -61,6 +61,10 @@ class use:  # used as a statement, as torch.no_grad is
         if expect not in ("any", "all", None):
             raise RuleError(f"use(expect={expect!r}): it is 'any', 'all' or None")
         self._expect = expect
+        #: The rules are to meet each gradient once (``packs.reverse``): two layers one behind the other would cancel.
+        self._once: bool = getattr(rules, "once", False)
+        if self._once and where is None:
+            where = ""  # everywhere; where that is, is noted
         self._scope = None if where is None else Scope(where)
         self._replacements = _by_op(rules)
         self._applied: set[str] = set()
@@ -88,6 +92,12 @@ class use:  # used as a statement, as torch.no_grad is
         applied = layer.end()
         self._applied |= applied
         unused = [name for name in self._replacements if name not in applied]
+        crowded = self._scope.crowded() if self._once and self._scope is not None else []
+        if kind is None and crowded and self._scope is not None:
+            raise RuleError(
+                f"use() has turned the gradient round in {' and in '.join(crowded)}: where these stand one behind the other it is turned "
+                f"back. Name one layer, where={crowded[0]!r}, or, if they stand side by side, each by a glob ('heads.*')."
+            )
         if kind is None and unused and (self._expect == "all" or (self._expect == "any" and not applied)):
             raise explain_unused(unused, layer.ops_met(), layer.taken_inside(), self._scope)
 

@@ -14,15 +14,18 @@ from tracer.errors import (
     GradientArgumentError,
     InferenceTensorError,
     InPlaceError,
+    MissingPackageError,
     MissingRuleError,
     NoHistoryError,
     NotInBackwardError,
     NotNotedError,
     OutArgumentError,
     OverwrittenError,
+    ReportError,
     SavedTensorHookError,
     SecondDerivativeError,
     TransformError,
+    TransformValueError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -41,7 +44,9 @@ if TYPE_CHECKING:
     from tracer.reports.audit import audit
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
+    from tracer.reports.explain import explain
     from tracer.reports.memory import memory
+    from tracer.reports.picture import draw
     from tracer.reports.repeats import repeats
     from tracer.reports.steps import steps
     from tracer.reports.timings import timings
@@ -59,6 +64,7 @@ __all__ = [
     "GraphNode",
     "InPlaceError",
     "InferenceTensorError",
+    "MissingPackageError",
     "MissingRuleError",
     "NoHistoryError",
     "NotInBackwardError",
@@ -66,10 +72,12 @@ __all__ = [
     "OpCount",
     "OutArgumentError",
     "OverwrittenError",
+    "ReportError",
     "SavedTensorHookError",
     "SecondDerivativeError",
     "Tensor",
     "TransformError",
+    "TransformValueError",
     "UnsupportedError",
     "UnusedInputError",
     "audit",
@@ -79,6 +87,8 @@ __all__ = [
     "checkpoint_sequential",
     "conservation",
     "contributions",
+    "draw",
+    "explain",
     "fallback",
     "func",
     "grad",
@@ -104,6 +114,8 @@ _LATER = {
     "check_rule": "tracer.checks.rules.check",
     "conservation": "tracer.reports.conservation",
     "contributions": "tracer.reports.contributions",
+    "draw": "tracer.reports.picture",
+    "explain": "tracer.reports.explain",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
     "memory": "tracer.reports.memory",

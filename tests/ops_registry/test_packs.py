@@ -221,6 +221,33 @@ def test_reversal_at_the_first_layer_of_a_head_reverses_for_what_lies_before_it_
         torch.testing.assert_close(p.grad, a - 0.5 * b if name.startswith("enc") else a + b, rtol=1e-13, atol=1e-15)
 
 
+def test_a_reversal_at_several_layers_of_one_module_is_refused() -> None:
+    net = nn.track(TwoHeads().double())
+    with pytest.raises(RuleError, match=r"dom\.0 and in dom\.2.*where='dom\.0'"), use(packs.reverse(0.5), where="dom"):
+        losses(net)
+
+
+def test_layers_that_each_are_named_by_a_glob_are_reversed_at() -> None:
+    net = nn.track(TwoHeads().double())
+    with use(packs.reverse(0.5), where="dom.*"):
+        a, b = losses(net)
+    assert a.requires_grad and b.requires_grad
+
+
+def test_a_reversal_at_every_layer_is_refused() -> None:
+    net = nn.track(TwoHeads().double())
+    with pytest.raises(RuleError, match="cls and in dom"), use(packs.reverse(0.5)):
+        losses(net)
+
+
+def test_a_reversal_at_the_one_layer_there_is_needs_no_place() -> None:
+    layer, x = nn.track(torch.nn.Linear(1, 1, bias=False)), leaf(1.0).float()
+    with use(packs.reverse(0.5)):
+        y = layer(x)
+    (found,) = torch.autograd.grad(y, x)
+    torch.testing.assert_close(found, -0.5 * layer.weight.detach()[0])
+
+
 @pytest.mark.parametrize(
     ("pack", "expected"),
     [

@@ -147,7 +147,7 @@ CASES: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
         Spike.apply,
         {"inputs": (spread(4, 3), torch.tensor(0.5, dtype=torch.float64))},
     ),
-    "reverse": (packs.reverse(0.5), F.linear, linear(lambda g: g / -2), {}),
+    "reverse": (packs.reverse(0.5, F.linear), F.linear, linear(lambda g: g / -2), {}),
     "clip": (packs.clip(0.25), F.linear, linear(lambda g: g.clamp(-0.25, 0.25)), {}),
     "clip_norm": (
         packs.clip_norm(0.75),
@@ -194,6 +194,6 @@ def test_a_pack_is_right_to_second_order_by_its_own_definition(pack, op, definit
 
 
 def test_a_pack_that_is_not_its_definition_is_found_wrong() -> None:
-    with use(packs.reverse(0.4)), pytest.raises(RuleCheckError) as caught:
+    with use(packs.reverse(0.4, F.linear)), pytest.raises(RuleCheckError) as caught:
         tracer.check_rule(F.linear, against=linear(lambda g: g * 0.4), max_examples=5)
     assert caught.value.kind == "sign"

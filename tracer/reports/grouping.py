@@ -1,4 +1,4 @@
-"""By what the tables of a graph are grouped: op, rule, line or module; and their amounts as text."""
+"""By what the tables of a graph are grouped: op, rule, line or module."""
 
 from __future__ import annotations
 
@@ -53,10 +53,3 @@ def rule_of(node: Node) -> str:
 def whole(amount: int) -> str:
     """``1,048,576``."""
     return f"{amount:,}"
-
-
-def mebibytes(amount: int) -> str:
-    """``1.00 MiB``; in KiB where it is less than a hundredth of one."""
-    if not amount:
-        return "0"
-    return f"{amount / 2**20:,.2f} MiB" if abs(amount) >= 2**20 / 100 else f"{amount / 2**10:,.2f} KiB"

@@ -10,9 +10,10 @@ from ops_registry.sites import short_line
 from tracer.graph import Graph
 from tracer.node import Node
 from tracer.reports.checkpointing import Checkpoints
-from tracer.reports.grouping import check_by, check_sites, group_of, mebibytes, whole
+from tracer.reports.grouping import check_by, check_sites, group_of, whole
 from tracer.reports.kept import Memory, RulePlaces, kept_of, there_anyway
 from tracer.reports.report import Report, Row, as_plain, as_text, calls
+from tracer.reports.words import told_bytes
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,8 @@ def _cell(value: Any) -> str:
 
 class MemoryReport(Report[MemoryRow]):
     """What ``memory`` returns."""
+
+    title = "Memory"
 
     def __init__(self, verdict: str, rows: Sequence[MemoryRow], advice: Sequence[str], total: int) -> None:
         super().__init__(verdict, rows, advice)
@@ -179,7 +182,7 @@ class _Group:
             self.name,
             self.calls,
             self.tally.bytes,
-            mebibytes(self.tally.bytes),
+            told_bytes(self.tally.bytes),
             self.parameters,
             self.tally.shared,
             within,
@@ -190,7 +193,7 @@ class _Group:
 
 def _verdict(rows: Sequence[MemoryRow], nodes: Sequence[Node], total: int) -> str:
     keeping = sum(row.calls for row in rows)
-    verdict = f"{whole(total)} bytes ({mebibytes(total)}) kept for backward by {keeping:,} of {calls(len(nodes))}"
+    verdict = f"{whole(total)} bytes ({told_bytes(total)}) kept for backward by {keeping:,} of {calls(len(nodes))}"
     if not total:
         return verdict
     parameters = sum(row.parameters for row in rows)

@@ -10,11 +10,12 @@ from ops_registry.sites import Site
 from tracer.errors import GradientArgumentError
 from tracer.graph import Graph
 from tracer.node import Node, flat
-from tracer.reports.grouping import mebibytes, whole
+from tracer.reports.grouping import whole
 from tracer.reports.kept import VALUE, kept_of
 from tracer.reports.numbering import Numbering, place_of, result_memory
 from tracer.reports.report import Report, Row, as_text, calls
 from tracer.reports.timings import Timings
+from tracer.reports.words import told_bytes
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,13 @@ class RepeatRow(Row):
         ]
 
 
-def repeats(graph: Graph, timings: Timings | None = None) -> Report[RepeatRow]:
+class Repeats(Report[RepeatRow]):
+    """What ``repeats`` returns."""
+
+    title = "Repeats"
+
+
+def repeats(graph: Graph, timings: Timings | None = None) -> Repeats:
     """The expressions that ``graph`` has computed more than once, those that keep most first.
 
     Calls are repeated where the same op was given the same arguments: tensors in the same memory at the same version, results of calls that
@@ -83,7 +90,7 @@ def repeats(graph: Graph, timings: Timings | None = None) -> Report[RepeatRow]:
     per_call = None if timings is None else {row.what: row.total_ms / row.calls for row in timings if row.calls}
     rows = [_row([repeated[number] for number in block], saved, per_call) for block in blocks]
     rows.sort(key=lambda row: (-row.bytes, -row.redundant))
-    return Report(_verdict(rows, nodes), rows, _advice(rows, numbering))
+    return Repeats(_verdict(rows, nodes), rows, _advice(rows, numbering))
 
 
 def _blocks(repeated: Mapping[int, list[Node]], numbering: Numbering) -> list[list[int]]:
@@ -116,7 +123,7 @@ def _row(block: Sequence[Sequence[Node]], saved: Mapping[Node, int], per_call: M
         len(block),
         len(block[0]),
         amount,
-        mebibytes(amount),
+        told_bytes(amount),
         None if per_call is None else sum(per_call.get(node.op, 0.0) for node in again),
         [site for site in sites if site is not None],
     )
@@ -159,7 +166,7 @@ def _verdict(rows: Sequence[RepeatRow], nodes: Sequence[Node]) -> str:
         return f"none of {calls(len(nodes))} was found to compute what another has computed"
     again, amount = sum(row.redundant for row in rows), sum(row.bytes for row in rows)
     verdict = f"{again:,} of {calls(len(nodes))} compute again what another has computed, in {_expressions(len(rows))}"
-    verdict += f"; computing each once would save {whole(amount)} bytes ({mebibytes(amount)}) kept for backward"
+    verdict += f"; computing each once would save {whole(amount)} bytes ({told_bytes(amount)}) kept for backward"
     times = [row.saves_ms for row in rows if row.saves_ms is not None]
     return f"{verdict} and {sum(times):.3f} ms" if times else verdict
 

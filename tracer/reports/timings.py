@@ -57,6 +57,8 @@ class TimingRow(Row):
 class Timings(Report[TimingRow]):
     """What ``timings`` returns. ``by`` is what it was asked for."""
 
+    title = "Timings"
+
     def __init__(self, verdict: str, rows: Sequence[TimingRow], advice: Sequence[str], by: str) -> None:
         super().__init__(verdict, rows, advice)
         self.by = by
