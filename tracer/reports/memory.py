@@ -57,7 +57,13 @@ class MemoryRow(Row):
     keeps: list[Kept]
 
     def cells(self) -> list[str]:
-        return [short_line(self.what), *(_cell(getattr(self, name)) for name in self.columns()[1:])]
+        # Nothing in place of 0, so that a column of them is left out.
+        amounts = [
+            "" if amount in (0, None) else whole(amount or 0) for amount in (self.parameters, self.shared, self.within)
+        ]
+        checkpoint = "" if self.checkpoint is None else whole(self.checkpoint)
+        keeps = as_text(self.keeps)
+        return [short_line(self.what), whole(self.calls), whole(self.bytes), self.size, *amounts, checkpoint, keeps]
 
     def __str__(self) -> str:
         shown = [(name, getattr(self, name)) for name in self.columns()]
@@ -67,10 +73,6 @@ class MemoryRow(Row):
     def to_dict(self) -> dict[str, Any]:
         kept = [{name: as_plain(value) for name, value in vars(k).items()} for k in self.keeps]
         return {**super().to_dict(), "keeps": kept}
-
-
-def _cell(value: Any) -> str:
-    return whole(value) if isinstance(value, int) else as_text(value)
 
 
 class MemoryReport(Report[MemoryRow]):
