@@ -41,7 +41,11 @@ if TYPE_CHECKING:
     from tracer.reports.audit import audit
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
+    from tracer.reports.fingerprints import fingerprint
+    from tracer.reports.not_finite import find_nan
+    from tracer.reports.parting import compare
     from tracer.reports.steps import steps
+    from tracer.reports.ways import path
 
 __all__ = [
     "AnomalyError",
@@ -74,14 +78,18 @@ __all__ = [
     "check_rule",
     "checkpoint",
     "checkpoint_sequential",
+    "compare",
     "conservation",
     "contributions",
     "fallback",
+    "find_nan",
+    "fingerprint",
     "func",
     "grad",
     "gradcheck",
     "gradgradcheck",
     "graph_of",
+    "path",
     "replay",
     "save_on_cpu",
     "saved_tensors_hooks",
@@ -96,10 +104,14 @@ _install()
 _LATER = {
     "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
+    "compare": "tracer.reports.parting",
     "conservation": "tracer.reports.conservation",
     "contributions": "tracer.reports.contributions",
+    "find_nan": "tracer.reports.not_finite",
+    "fingerprint": "tracer.reports.fingerprints",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
+    "path": "tracer.reports.ways",
     "steps": "tracer.reports.steps",
 }
 

@@ -1,4 +1,4 @@
-"""Whether the result of each call is finite, found out without waiting for it.
+"""Whether the result of each call is finite, and between what it lies, found out without waiting for it.
 
 At the call only its smallest and largest element are taken, as tensors of no dimension on the call's own device: NaN wins in both. They are
 put together a thousand at a time, still unread, and read when somebody asks.
@@ -6,18 +6,37 @@ put together a thousand at a time, still unread, and read when somebody asks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, is_batched
+from ops_registry.torch_private import DisableTorchFunctionSubclass, is_batched, unwrapped
 from tracer.node import parts_of, tensors_in
 
 #: How many extremes are put into one tensor.
 _TOGETHER = 1024
 #: Up to this many elements one kernel for both extremes is faster than one for each.
 _SMALL = 4096
+
+#: Smallest and largest element.
+Extremes = tuple[float, float]
+#: Those of no element at all.
+_NONE: Extremes = (math.inf, -math.inf)
+
+
+def is_finite(extremes: Extremes) -> bool:
+    """Whether all that lies between these is finite."""
+    low, high = extremes
+    return low > -math.inf and high < math.inf  # nan is neither
+
+
+def joined(one: Extremes, other: Extremes) -> Extremes:
+    """Those of both together: nan wins."""
+    low, high = min(one[0], other[0]), max(one[1], other[1])
+    has_nan = any(value != value for value in (*one, *other))
+    return (math.nan, math.nan) if has_nan else (low, high)
 
 
 class FiniteNotes:
@@ -26,11 +45,11 @@ class FiniteNotes:
     def __init__(self) -> None:
         #: Extremes that stand alone so far.
         self._pending: list[tuple[int, torch.Tensor]] = []
-        #: Of many calls each: their numbers, and for each number whether what stands for it is finite, unread.
+        #: Of many calls each: their numbers, and for each number an extreme, unread.
         self._together: list[tuple[list[int], torch.Tensor]] = []
         #: What has been read. Not there: it cannot be told.
-        self._known: dict[int, bool] = {}
-        #: Calls with a result that has no extremes (float8, a batch of torch.vmap).
+        self._known: dict[int, Extremes] = {}
+        #: Calls with a result that has no extremes (float8, meta).
         self._unknown: set[int] = set()
 
     def note(self, serial: int, result: Any) -> None:
@@ -44,6 +63,8 @@ class FiniteNotes:
 
     def _take(self, serial: int, tensor: torch.Tensor) -> bool:
         """Note the extremes of one result. Returns False where it has none that say whether it is finite."""
+        while is_batched(tensor):
+            tensor = unwrapped(tensor)  # all of the batch that it stands for in torch.vmap
         if type(tensor) is torch.Tensor and tensor.requires_grad:  # of torch's own autograd
             tensor = tensor.detach()
         if tensor.layout is not torch.strided:
@@ -54,11 +75,11 @@ class FiniteNotes:
             )
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor.resolve_conj())
-        if tensor.is_meta or is_batched(tensor):
+        if tensor.is_meta:
             return False
         size = tensor.numel()
         if not size or not tensor.dtype.is_floating_point:
-            self._known.setdefault(serial, True)
+            self._known.setdefault(serial, _NONE)
             return True
         try:
             extremes = tensor.aminmax() if size <= _SMALL else (tensor.amax(), tensor.amin())
@@ -74,26 +95,33 @@ class FiniteNotes:
         self._pending = []
         with DisableTorchFunctionSubclass(), torch.no_grad():
             for some in alike.values():
-                finite = torch.stack([extreme for _, extreme in some]).isfinite()
-                self._together.append(([serial for serial, _ in some], finite))
+                self._together.append(([serial for serial, _ in some], torch.stack([extreme for _, extreme in some])))
 
     def read(self) -> None:
         """Wait for what has been noted so far."""
         self._put_together()
-        for numbers, finite in self._together:
-            for serial, value in zip(numbers, finite.tolist(), strict=True):
-                self._known[serial] = value and self._known.get(serial, True)
+        for numbers, extremes in self._together:
+            for serial, value in zip(numbers, extremes.tolist(), strict=True):
+                self._known[serial] = joined(self._known.get(serial, _NONE), (value, value))
         self._together = []
 
     def of(self, serial: int) -> bool | None:
         """Whether the results of a call were finite when it was made, as far as that has been read; None where it cannot be told."""
         known = self._known.get(serial)
-        return None if known and serial in self._unknown else known
+        if known is None:
+            return None
+        finite = is_finite(known)
+        return None if finite and serial in self._unknown else finite
+
+    def extremes_of(self, serial: int) -> Extremes | None:
+        """Smallest and largest element of the results of a call, both nan where it has one; None where there are none, or none are known."""
+        known = self._known.get(serial)
+        return None if known is None or known == _NONE or (serial in self._unknown and is_finite(known)) else known
 
     def drop(self, kept: Container[int]) -> None:
         """Forget all calls but those ``kept``."""
         self._put_together()
-        self._together = [(numbers, finite) for numbers, finite in self._together if any(n in kept for n in numbers)]
+        self._together = [pair for pair in self._together if any(n in kept for n in pair[0])]
         self._known = {serial: value for serial, value in self._known.items() if serial in kept}
         self._unknown = {serial for serial in self._unknown if serial in kept}
 
