@@ -43,13 +43,19 @@ def path(x: torch.Tensor, y: torch.Tensor, graph: Graph | None = None) -> Report
     start, end = any_node(x), any_node(y)
     if start is None or end is None:
         return _no_history(start, end, graph)
-    order = [_call(node) for node in reversed(backward_order([end]))]
+    if start is end:
+        return Report("x and y are the same value: no call lies between")
+
+    def home(node: Node) -> Node:
+        return node if node is start else _call(node)  # of several results of one call x is one
+
+    order = [home(node) for node in reversed(backward_order([end]))]
     index = {node: i for i, node in enumerate(dict.fromkeys(order))}
-    source, target = _call(start), _call(end)
+    source, target = start, home(end)
     if source not in index:
-        return _no_way(source, target, graph)
+        return _no_way(source, end, graph)
     nodes = list(index)
-    edges = {(index[_call(parent)], i) for i, node in enumerate(nodes) for parent in flat(node.parents)}
+    edges = {(index[home(parent)], i) for i, node in enumerate(nodes) for parent in flat(node.parents)}
     digraph: rx.PyDiGraph[Node, None] = rx.PyDiGraph()
     digraph.add_nodes_from(nodes)
     digraph.add_edges_from_no_data(sorted(edges))
@@ -57,8 +63,6 @@ def path(x: torch.Tensor, y: torch.Tensor, graph: Graph | None = None) -> Report
     count = _count(digraph, index[source], index[target])
     ways = "1 way" if count == 1 else f"{count:,} ways" if count < _MANY else f"more than {_MANY:,} ways"
     rows = [_hop(nodes[before], nodes[i]) for before, i in zip(found, found[1:], strict=False)]
-    if not rows:
-        return Report("both are results of one call, or the same tensor: no call lies between")
     of = "it has" if count == 1 else "a shortest has"
     return Report(f"{ways} from {_told(source)} to {_told(target)}; {of} {calls(len(rows))}", rows)
 
@@ -84,8 +88,7 @@ class _Tree(BFSVisitor):
 
 def _shortest(digraph: rx.PyDiGraph[Node, None], source: int, target: int) -> list[int]:
     tree = _Tree(target)
-    if source != target:
-        rx.bfs_search(digraph, [source], tree)
+    rx.bfs_search(digraph, [source], tree)
     found = [target]
     while found[-1] != source:
         found.append(tree.before[found[-1]])
@@ -108,7 +111,7 @@ def _hop(before: Node, node: Node) -> Hop:
         name.lstrip("_") + (f"[{i}]" if type(parent) is tuple else "")
         for name, parent in zip(names, node.parents, strict=False)
         for i, one in enumerate(parent if type(parent) is tuple else (parent,))
-        if one is not None and _call(one) is before
+        if one is not None and before in (one, _call(one))
     ]
     return Hop(node.op, ", ".join(taken), node.site, node.serial)
 
@@ -133,7 +136,7 @@ def _no_history(start: Node | None, end: Node | None, graph: Graph | None) -> Re
 
 
 def _no_way(start: Node, end: Node | None, graph: Graph | None) -> Report[Hop]:
-    if end is not None and _call(start) in set(map(_call, backward_order([start]))) and _leads(end, start):
+    if end is not None and end in set(backward_order([start])):
         return Report("no way: x came from y, not y from x", (), ["Ask the other way round."])
     try:
         cuts = [] if graph is None else graph.cuts()
@@ -149,10 +152,6 @@ def _no_way(start: Node, end: Node | None, graph: Graph | None) -> Report[Hop]:
         return Report("no way: x is younger than y, or was written into after y was computed")
     advice = [] if graph is not None else ["tracer.Graph(sites=True) notes where histories are cut: path(x, y, graph) names the place."]
     return Report("no way: no recorded call on x leads to y", (), advice)
-
-
-def _leads(start: Node, end: Node) -> bool:
-    return _call(start) in {_call(node) for node in backward_order([end])}
 
 
 def _below(serial: int, graph: Graph) -> set[int]:
