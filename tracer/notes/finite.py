@@ -114,7 +114,7 @@ class FiniteNotes:
         return None if finite and serial in self._unknown else finite
 
     def extremes_of(self, serial: int) -> Extremes | None:
-        """Smallest and largest element of the results of a call, both nan where it has one; None where there are none, or none are known."""
+        """Smallest and largest element of the results of a call, both nan where it has one; None where none are known."""
         known = self._known.get(serial)
         return None if known is None or known == _NONE or (serial in self._unknown and is_finite(known)) else known
 

@@ -14,7 +14,7 @@ from tracer.graph import Graph
 from tracer.node import Leaf, Node, Output, flat
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
-from tracer.reports.badness import FINITE, INF, NAN, badness_of, of_extremes
+from tracer.reports.badness import FINITE, NAN, badness_of, of_extremes
 from tracer.reports.known_values import known_values
 from tracer.reports.repairs import makes_nan
 from tracer.reports.steps import input_names
@@ -160,7 +160,11 @@ class Forward:
         if call.op not in _ADDING:
             return False
         known = [self.calls[s].extremes for s in self.parents(call) if s in self.calls]
-        known += [None if (leaf := self._leaves.get(s)) is None else _extent(leaf) for s in call.parents if s not in self.calls]
+        known += [
+            None if (leaf := self._leaves.get(s)) is None else _extent(leaf)
+            for s in call.parents
+            if s not in self.calls
+        ]
         node = self.nodes.get(call.serial)
         half = node is not None and node.dtype is torch.float16
         limit = 1e4 if half else _MODERATE
@@ -207,5 +211,3 @@ def _extent(leaf: torch.Tensor) -> tuple[float, float] | None:
         return None
     largest = float(leaf.detach().abs().max())
     return -largest, largest
-
-

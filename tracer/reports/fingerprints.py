@@ -89,9 +89,9 @@ class Run:
 def fingerprint(graph: Graph) -> dict[str, Any]:
     """What ``graph`` has recorded, call by call, as plain values for ``json`` or ``torch.save``: ``tracer.compare`` takes it for a graph.
 
-    Of each call: the op, the path of its module, the user's line, and, where the graph kept ``values``, dtype, shape and five numbers of each
-    argument and of the result; with ``finite`` alone the smallest and largest element of the result. So runs can be compared that took place
-    in two processes, under two versions of torch, on two machines.
+    Of each call: the op, the path of its module, the user's line, and, where the graph kept ``values``, dtype, shape and five numbers of
+    each argument and of the result; with ``finite`` alone the smallest and largest element of the result. So runs can be compared that
+    took place in two processes, under two versions of torch, on two machines.
 
     Raises ``NotNotedError`` for a graph without ``sites``.
     """
@@ -119,7 +119,7 @@ def numbers_of(value: Any) -> list[Numbers]:
             if dense is None:
                 continue
             flat = (torch.view_as_real(dense) if dense.is_complex() else dense).flatten()
-            told = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
+            told: Numbers = [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
             if flat.numel():
                 wave = torch.cos(torch.arange(flat.numel(), dtype=torch.float64))
                 five = (flat.min(), flat.max(), flat.mean(), flat.square().mean().sqrt(), (flat * wave).mean())

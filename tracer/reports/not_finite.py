@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -42,6 +42,8 @@ class NotFinite(Row):
     effect: str
     #: The values around it, as far as they are known.
     values: str
+    #: How many calls did so at this place, in a loop.
+    calls: int
     #: What is usually done about it.
     repair: str = field(repr=False)
     #: The number of the call.
@@ -51,19 +53,21 @@ class NotFinite(Row):
 
 
 def find_nan(graph: Graph, loss: torch.Tensor | None = None) -> Report[NotFinite]:
-    """Where nan and inf were born: the calls that made them of finite inputs, and with ``loss`` the steps of its backward pass that made
-    them of finite gradients. One row for each, the cause of a loss that is not finite first, harmless ones last.
+    """Where nan and inf were born: the calls that made them of finite inputs, the steps of backward that made them of finite gradients.
 
-    ``graph`` has recorded the forward pass as ``tracer.Graph(finite=True)``; with ``values=True`` the elements are named too, and constants
-    are looked at. What was not finite from the start is called ``data`` or ``parameter``. The graph is retained, and no ``.grad`` is touched;
-    ``loss`` is weighted with ones where it has several elements. Without ``loss``, what comes to a result that no call took is no harmless one.
+    One row for each place, the cause of a loss that is not finite first, harmless ones last. ``graph`` has recorded the forward pass as
+    ``tracer.Graph(finite=True)``; with ``values=True`` the elements are named too, and all constants are looked at. What was not finite
+    from the start is called ``data``, ``leaf`` or ``parameter``. With ``loss`` its backward pass is gone through: the graph is retained,
+    and no ``.grad`` is touched; a loss of several elements is weighted with ones. Without it, what comes to a result that no call took
+    is not harmless.
 
     Raises ``NotNotedError`` for a graph without ``finite``, ``NoHistoryError`` for a loss without history. Where the backward pass itself
     raises (its graph was freed, a rule is missing), the advice says so.
     """
     if not graph.notes_finite:
         raise NotNotedError(
-            "find_nan() was asked of a graph that does not note whether results are finite: open it as tracer.Graph(sites=True, finite=True)"
+            "find_nan() was asked of a graph that does not note whether results are finite: open it as "
+            "tracer.Graph(sites=True, finite=True)"
         )
     node = None if loss is None else any_node(loss)
     if loss is not None and node is None:
@@ -94,27 +98,32 @@ class _Answer:
     def report(self) -> Report[NotFinite]:
         """Verdict, rows, advice."""
         births = [b for b in self.forward.births if not b.told]
-        ranked: list[tuple[int, NotFinite]] = []
+        ranked: list[tuple[float, NotFinite]] = []
         for birth in births:
             ranked.append((self._rank(birth), self._forward_row(birth, len(ranked) < _TOLD)))
         ranked += [(1 if b.reaches else 4, self._backward_row(b)) for b in self.own]
         ranked.sort(key=lambda pair: pair[0])
-        rows = [row for _, row in ranked]
+        alike: dict[Any, list[NotFinite]] = {}
+        for rank, row in ranked:
+            alike.setdefault((rank, row.born, row.op, row.what, row.holder, place(row.site)), []).append(row)
+        rows = [replace(group[0], calls=len(group)) for group in alike.values()]
         advice = list(dict.fromkeys(row.repair for rank, row in ranked if rank < 3 and row.repair))
         advice += self._notes()
         return Report(self._verdict(rows), rows, advice)
 
-    def _rank(self, birth: Birth) -> int:
+    def _rank(self, birth: Birth) -> float:
         led = self.led_to.get(birth)
         if birth.reaches:
-            return 0
+            return 0.5 if birth.source == "dropped" else 0  # it says less than any other
         return 2 if led is not None and led.reaches else 3
 
     def _verdict(self, rows: list[NotFinite]) -> str:
         count = calls(len(self.forward.calls))
         if not rows:
             gradients = "" if self.backward is None or self.backward.error is not None else ", and so are all gradients"
-            return f"all finite: {count}{gradients}" if count.startswith("1 ") else f"all finite: all {count}{gradients}"
+            return (
+                f"all finite: {count}{gradients}" if count.startswith("1 ") else f"all finite: all {count}{gradients}"
+            )
         first = rows[0]
         where = f"{first.op} at {place(first.site)}" if first.site is not None else first.op
         if first.effect.startswith("harmless"):
@@ -129,7 +138,10 @@ class _Answer:
             "constant": f"the program puts in {_a(first.what)}: {took}",
             "before": f"{first.what} was there before the graph was opened: {took}",
             "dropped": f"{first.what} was there before the oldest call of which a note is left: {took}",
-        }.get(first.born, f"{first.what} is born in {first.born}, in {where}" + (f": {first.values}" if first.values else ""))
+        }.get(
+            first.born,
+            f"{first.what} is born in {first.born}, in {where}" + (f": {first.values}" if first.values else ""),
+        )
         return f"{told}; {first.effect}"
 
     def _notes(self) -> list[str]:
@@ -141,7 +153,9 @@ class _Answer:
             )
         error = None if self.backward is None else self.backward.error
         if isinstance(error, FreedGraphError):
-            notes.append("The backward pass was not looked at: it has run already. Ask before it, or run it with retain_graph=True.")
+            notes.append(
+                "The backward pass was not looked at: it has run already. Ask before it, or run it with retain_graph=True."
+            )
         elif error is not None:
             notes.append(f"The backward pass raised, and was looked at up to there: {error}")
         return notes
@@ -161,7 +175,11 @@ class _Answer:
         if led is not None and not birth.reaches and led.reaches:
             told.append(led.gradient)
         holder = "" if birth.leaf is None else title_of(birth.leaf)
-        born = "leaf" if birth.source == "parameter" and not holder.startswith(("parameter", "the parameter")) else birth.source
+        born = (
+            "leaf"
+            if birth.source == "parameter" and not holder.startswith(("parameter", "the parameter"))
+            else birth.source
+        )
         return NotFinite(
             born,
             call.op,
@@ -169,6 +187,7 @@ class _Answer:
             call.site,
             self._effect(birth),
             ", ".join(filter(None, told)),
+            1,
             self._repair(birth, born, node),
             call.serial,
             holder,
@@ -191,7 +210,9 @@ class _Answer:
             told.append(f"{'but ' if told else ''}its gradient becomes {TOLD[led.badness]} in {led.node.op}")
             told += ["as 0 * inf"] if led.zero_gradient else []
         else:
-            told.append("harmless: " + (f"{stopped} keeps it away" if stopped else "nothing that leads to the loss takes it"))
+            told.append(
+                "harmless: " + (f"{stopped} keeps it away" if stopped else "nothing that leads to the loss takes it")
+            )
         return ", ".join(told)
 
     def _repair(self, birth: Birth, born: str, node: Node | None) -> str:
@@ -242,7 +263,7 @@ class _Answer:
             effect = f"comes to the gradient of {_some(self.backward.leaves)}"
         if birth.turned is not None:
             effect = f"nan from {birth.turned.op} at {place(birth.turned.site)} on, {effect}"
-        return NotFinite("backward", op, TOLD[birth.badness], site, effect, values, repair, node.serial)
+        return NotFinite("backward", op, TOLD[birth.badness], site, effect, values, 1, repair, node.serial)
 
 
 def _some(leaves: list[torch.Tensor]) -> str:

@@ -17,7 +17,15 @@ from tracer.reports.fingerprints import Numbers, Print, Run, dense_on_cpu
 from tracer.reports.report import Report, Row, calls
 
 #: How far results may lie apart, in parts of their largest element: about a hundred roundings.
-_TOLERANCE = {"float64": 1e-9, "complex128": 1e-9, "float32": 1e-5, "complex64": 1e-5, "float16": 5e-3, "complex32": 5e-3, "bfloat16": 3e-2}
+_TOLERANCE = {
+    "float64": 1e-9,
+    "complex128": 1e-9,
+    "float32": 1e-5,
+    "complex64": 1e-5,
+    "float16": 5e-3,
+    "complex32": 5e-3,
+    "bfloat16": 3e-2,
+}
 #: Of float8.
 _COARSEST = 0.3
 
@@ -59,10 +67,11 @@ class _Apart:
 def compare(graph_a: Graph | Mapping[str, Any], graph_b: Graph | Mapping[str, Any]) -> Report[Compared]:
     """The first call at which two runs part: another op, another place, or other results; with the calls around it.
 
-    Each is a graph with ``sites``, or what ``tracer.fingerprint`` has made of one. Results are compared element by element where both graphs
-    kept ``values``, by five numbers of each where one is a fingerprint of such a graph, by their smallest and largest element where both
-    note ``finite``, else not at all; the report says which. They part where they lie further apart than rounding explains: 1e-9 of the largest
-    element in float64, 1e-5 in float32, 5e-3 in float16, 3e-2 in bfloat16, 0.3 in float8; of two dtypes the coarser counts. Integers are equal.
+    Each is a graph with ``sites``, or what ``tracer.fingerprint`` has made of one. Results are compared element by element where both
+    graphs kept ``values``, by five numbers of each where one is a fingerprint of such a graph, by their smallest and largest element where
+    both note ``finite``, else not at all; the report says which. They part where they lie further apart than rounding explains: 1e-9 of
+    the largest element in float64, 1e-5 in float32, 5e-3 in float16, 3e-2 in bfloat16, 0.3 in float8; of two dtypes the coarser counts.
+    Integers are equal.
 
     Lines count where both are of the same file. Raises ``NotNotedError`` for a graph without ``sites``.
     """
@@ -116,7 +125,9 @@ def _extremes_of(p: Print) -> tuple[float, float] | None:
 def _tensors_apart(name: str, one: list[torch.Tensor], other: list[torch.Tensor]) -> _Apart:
     if len(one) != len(other):
         return _Apart(math.inf, 0.0, f"{len(one)} tensors against {len(other)}")
-    return max((_tensor_apart(name, x, y) for x, y in zip(one, other, strict=True)), key=_excess, default=_Apart(0.0, 0.0))
+    return max(
+        (_tensor_apart(name, x, y) for x, y in zip(one, other, strict=True)), key=_excess, default=_Apart(0.0, 0.0)
+    )
 
 
 def _tensor_apart(name: str, one: torch.Tensor, other: torch.Tensor) -> _Apart:
@@ -141,7 +152,9 @@ def _tensor_apart(name: str, one: torch.Tensor, other: torch.Tensor) -> _Apart:
 def _numbers_apart(name: str, one: list[Numbers], other: list[Numbers]) -> _Apart:
     if len(one) != len(other):
         return _Apart(math.inf, 0.0, f"{len(one)} tensors against {len(other)}")
-    return max((_number_apart(name, x, y) for x, y in zip(one, other, strict=True)), key=_excess, default=_Apart(0.0, 0.0))
+    return max(
+        (_number_apart(name, x, y) for x, y in zip(one, other, strict=True)), key=_excess, default=_Apart(0.0, 0.0)
+    )
 
 
 def _number_apart(name: str, one: Numbers, other: Numbers) -> _Apart:
@@ -275,5 +288,3 @@ def _notes(a: Run, b: Run, how: list[int]) -> list[str]:
     if a.dropped:
         notes.append(f"The notes of the first {calls(a.dropped)} of each have been dropped.")
     return notes
-
-

@@ -21,6 +21,7 @@ _STD = "A standard deviation needs more than one element; use correction=0, or t
 _MATRIX = "The matrix is singular or nearly so: add eps to its diagonal, or use a pseudo-inverse."
 _SPECTRUM = "Equal or vanishing singular values (eigenvalues) have no derivative of their vectors: use the values alone, or a little noise."
 _NORM = "A norm has no derivative at 0: (x.square().sum() + eps).sqrt(), or F.normalize and losses with their eps."
+_ANGLE = "The angle has no derivative at the origin: keep both parts from being 0 together."
 _BCE = "Give logits to binary_cross_entropy_with_logits in place of probabilities."
 _MEAN = "A mean over no element is nan: skip empty batches, or divide by the count clamped to 1."
 
@@ -43,22 +44,39 @@ DOUBLE_WHERE = (
 )
 
 _FORWARD = {
-    **dict.fromkeys(("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "special_entr", "kl_div"), _LOG),
+    **dict.fromkeys(
+        ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "special_entr", "kl_div"), _LOG
+    ),
     **dict.fromkeys(("logdet", "slogdet", "linalg_slogdet", "lgamma", "digamma", "polygamma"), _LOG),
     **dict.fromkeys(("sqrt", "rsqrt"), _ROOT),
     **dict.fromkeys(("div", "reciprocal", "remainder", "fmod", "addcdiv", "floor_divide"), _DIVISION),
     **dict.fromkeys(("exp", "exp2", "expm1", "cosh", "sinh"), _EXP),
     **dict.fromkeys(("acos", "asin", "acosh", "atanh", "erfinv", "special_ndtri"), _ARC),
     **dict.fromkeys(
-        ("softmax", "log_softmax", "_softmax", "_log_softmax", "scaled_dot_product_attention", "cross_entropy_loss"), _SOFTMAX
+        ("softmax", "log_softmax", "_softmax", "_log_softmax", "scaled_dot_product_attention", "cross_entropy_loss"),
+        _SOFTMAX,
     ),
     **dict.fromkeys(("pow", "float_power"), _POW),
     **dict.fromkeys(("std", "var", "std.dim", "var.dim", "std.correction", "var.correction"), _STD),
-    **dict.fromkeys(("std_mean", "var_mean", "std_mean.dim", "var_mean.dim", "std_mean.correction", "var_mean.correction"), _STD),
     **dict.fromkeys(
-        ("inverse", "linalg_inv", "linalg_inv_ex", "linalg_solve", "linalg_solve_ex", "linalg_cholesky", "cholesky", "linalg_pinv"), _MATRIX
+        ("std_mean", "var_mean", "std_mean.dim", "var_mean.dim", "std_mean.correction", "var_mean.correction"), _STD
     ),
-    **dict.fromkeys(("mean", "nanmean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "median"), _MEAN),
+    **dict.fromkeys(
+        (
+            "inverse",
+            "linalg_inv",
+            "linalg_inv_ex",
+            "linalg_solve",
+            "linalg_solve_ex",
+            "linalg_cholesky",
+            "cholesky",
+            "linalg_pinv",
+        ),
+        _MATRIX,
+    ),
+    **dict.fromkeys(
+        ("mean", "nanmean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "median"), _MEAN
+    ),
     "binary_cross_entropy": _BCE,
 }
 
@@ -74,7 +92,7 @@ _BACKWARD = {
     ),
     **dict.fromkeys(("std", "std.dim", "std.correction", "std_mean", "std_mean.dim", "std_mean.correction"), _ROOT),
     **dict.fromkeys(("svd", "linalg_svd", "linalg_eigh", "linalg_eig", "linalg_qr", "linalg_svdvals", "nuclear_norm"), _SPECTRUM),
-    **dict.fromkeys(("atan2", "angle", "polar", "sgn"), "The angle has no derivative at the origin: keep both parts from being 0 together."),
+    **dict.fromkeys(("atan2", "angle", "polar", "sgn"), _ANGLE),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import rustworkx as rx
@@ -62,7 +63,7 @@ def path(x: torch.Tensor, y: torch.Tensor, graph: Graph | None = None) -> Report
     found = _shortest(digraph, index[source], index[target])
     count = _count(digraph, index[source], index[target])
     ways = "1 way" if count == 1 else f"{count:,} ways" if count < _MANY else f"more than {_MANY:,} ways"
-    rows = [_hop(nodes[before], nodes[i]) for before, i in zip(found, found[1:], strict=False)]
+    rows = [_hop(nodes[before], nodes[i]) for before, i in pairwise(found)]
     of = "it has" if count == 1 else "a shortest has"
     return Report(f"{ways} from {_told(source)} to {_told(target)}; {of} {calls(len(rows))}", rows)
 
@@ -150,7 +151,11 @@ def _no_way(start: Node, end: Node | None, graph: Graph | None) -> Report[Hop]:
         return Report(f"no way: the history of x was cut by {told}{more}", (), ["Compute on without the cut."])
     if end is not None and not isinstance(start, Leaf) and start.serial > end.serial:
         return Report("no way: x is younger than y, or was written into after y was computed")
-    advice = [] if graph is not None else ["tracer.Graph(sites=True) notes where histories are cut: path(x, y, graph) names the place."]
+    advice = (
+        []
+        if graph is not None
+        else ["tracer.Graph(sites=True) notes where histories are cut: path(x, y, graph) names the place."]
+    )
     return Report("no way: no recorded call on x leads to y", (), advice)
 
 
@@ -161,5 +166,3 @@ def _below(serial: int, graph: Graph) -> set[int]:
         if not below.isdisjoint(call.parents):
             below.add(call.serial)
     return below
-
-

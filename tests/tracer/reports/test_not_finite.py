@@ -110,6 +110,14 @@ def test_each_root_is_a_row() -> None:
     assert {row.op for row in asked(two, leaf(1.0), loss=False)} == {"log", "sqrt"}
 
 
+def test_calls_of_one_place_are_one_row() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.stack([x.log() for _ in range(5)]).sum()
+
+    (row,) = asked(program, leaf(-1.0))
+    assert (row.op, row.calls) == ("log", 5)
+
+
 def test_a_nan_that_is_masked_is_harmless_and_ranked_behind() -> None:
     def program(x: torch.Tensor) -> torch.Tensor:
         fine = torch.where(x > 5, x.detach().log() * x, x)  # 0 * x in backward: no harm
@@ -202,7 +210,13 @@ BACKWARD: list[tuple[str, str, Callable[[Any], Any], torch.Tensor, str]] = [
     ("hook on a node", "mul", hooked_node, leaf(1.0), "A hook on mul"),
     ("half", "mul", lambda x: (x * 256).float().sum() * 1024, leaf(1.0, dtype=torch.float16), "GradScaler"),
     ("vmap", "sqrt", lambda x: torch.vmap(lambda r: (r * 2).sqrt().sum())(x).sum(), leaf([0.0, 1.0]), "eps inside"),
-    ("checkpoint", "sqrt", lambda x: tracer.checkpoint(lambda r: (r * 2).sqrt().sum(), x), leaf(0.0, 1.0), "eps inside"),
+    (
+        "checkpoint",
+        "sqrt",
+        lambda x: tracer.checkpoint(lambda r: (r * 2).sqrt().sum(), x),
+        leaf(0.0, 1.0),
+        "eps inside",
+    ),
     ("where", "sqrt", lambda x: torch.where(x > 0, x.sqrt(), 0.0).sum(), leaf(0.0, 1.0), "the double where"),
 ]
 
@@ -356,7 +370,7 @@ def test_a_graph_of_300_000_calls_is_answered_without_recursion() -> None:
 # ---------------------------------------------------------------------- the report, and what is refused
 def test_the_report_can_be_dumped() -> None:
     plain = json.loads(json.dumps(asked(late_root, leaf(1.0)).to_dict()))
-    assert plain["columns"] == ["born", "op", "what", "site", "effect", "values"]
+    assert plain["columns"] == ["born", "op", "what", "site", "effect", "values", "calls"]
 
 
 def test_a_graph_that_does_not_note_finiteness_is_refused() -> None:
