@@ -1,6 +1,7 @@
 """Which rule belongs to which torch function, and the formulas themselves. Knows nothing of tracked tensors or graphs."""
 
 import ops_registry.rules  # noqa: F401  (registers every rule)
+from ops_registry import packs
 from ops_registry.declare import no_gradient, passes_through, self_adjoint, zero_gradient
 from ops_registry.errors import (
     DuplicateRuleError,
@@ -35,6 +36,7 @@ __all__ = [
     "lookup",
     "no_gradient",
     "overloaded",
+    "packs",
     "passes_through",
     "self_adjoint",
     "use",

@@ -147,6 +147,7 @@ class ObservedSpelling(Spelling):
 
     def __init__(self, beneath: Spelling, observe: Callable[..., Any]) -> None:
         self.func, self.rule, self.inplace = beneath.func, beneath.rule, beneath.inplace
+        self.order, self.varargs = beneath.order, beneath.varargs
         self.kind, self.fast, self.choose, self.by_overload = Kind.OBSERVED, False, None, False
         self.beneath = beneath
         #: The one that nobody observes.

@@ -152,8 +152,8 @@ class _Default:
         return self._maker_of_one_input() if of_one_input else self._make
 
     def _make(self, saved: tuple[Any, ...], needs: tuple[bool, ...]) -> Callable[[Any], Any]:
-
         def default(grad: Any) -> Any:
+            self._require(grad)
             asked = {n for n, need in zip(self.formula.wrt, needs, strict=True) if need}
             found: dict[str, Any] = {}
             for formula, call in self.inner:
@@ -169,10 +169,13 @@ class _Default:
 
     def _maker_of_one_input(self) -> Callable[[tuple[Any, ...], tuple[bool, ...]], Callable[[Any], Any]]:
         """The same where one formula stands in the place of another: the common case, in a fraction of the time."""
-        (_, call), place, fit, plain = self.inner[0], self.places[self.formula.wrt[0]], self._fit, torch.Tensor
+        (_, call), place = self.inner[0], self.places[self.formula.wrt[0]]
+        require, fit, plain = self._require, self._fit, torch.Tensor
 
         def make(saved: tuple[Any, ...], needs: tuple[bool, ...]) -> Callable[[Any], Any]:
             def default(grad: Any) -> Any:
+                if type(grad) is not plain:
+                    require(grad)
                 value, kind = call(grad, saved, needs), saved[place]
                 if type(value) is plain and value.shape == kind[0] and value.dtype is kind[1]:
                     return value
@@ -181,6 +184,13 @@ class _Default:
             return default
 
         return make
+
+    def _require(self, grad: Any) -> None:
+        if grad is None or (isinstance(grad, tuple | list) and all(part is None for part in grad)):
+            raise RuleResultError(
+                f"default of {self.op} was given None, by the rule written at {self.formula.location}: pass it the gradient of the "
+                f"result, zeros where that is zero."
+            )
 
     def _results(self, formula: Formula, result: Any, needs: tuple[bool, ...]) -> dict[str, Any]:
         if not formula.joint:

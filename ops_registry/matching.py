@@ -41,6 +41,10 @@ class Scope:
         elif _is_line(where):
             self.holds = self._by_line
 
+    def may_hold_here(self, op: str) -> bool:
+        """Whether calls of ``op`` made where this thread is may be in the scope: a predicate, which may ask for arguments, is not asked."""
+        return callable(self.where) or self.holds(op, tuple)
+
     def _by_module(self, op: str, bind: Callable[[], tuple[Any, ...]]) -> bool:
         modules = find_module(2)
         found = self._answers.get(modules)
@@ -101,6 +105,16 @@ class Scope:
             return sorted({short_line(site.line) for site in self._sites.values() if site.line is not None})
         return sorted({site.module or "outside of any module" for site in self._sites.values()})
 
+    def crowded(self) -> list[str]:
+        """Modules where calls were in the scope, several of them inside one module that ``where`` names; else none."""
+        if not isinstance(self.where, str) or _is_line(self.where):
+            return []
+        inside: dict[str, list[str]] = {}
+        for key, found in self._answers.items():
+            if found:
+                inside.setdefault(_outermost(self.where, key[0]), []).append(key[0])
+        return next((sorted(paths) for paths in inside.values() if len(paths) > 1), [])
+
     def near(self) -> list[str]:
         """What the user may have meant: names like ``where`` of modules that there are, or of lines where the ops were called."""
         if callable(self.where):
@@ -129,6 +143,15 @@ def matches(where: str, path: str) -> bool:
         if not path:
             return False
         path = path.rpartition(".")[0]
+
+
+def _outermost(where: str, path: str) -> str:
+    """The outermost of the modules around ``path``, itself included, that ``where`` names."""
+    if not where:
+        return ""
+    parts = path.split(".")
+    around = (".".join(parts[:count]) for count in range(1, len(parts) + 1))
+    return next((outer for outer in around if outer == where or fnmatchcase(outer, where)), path)
 
 
 def bound_arguments(

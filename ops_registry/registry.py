@@ -40,6 +40,14 @@ class Layer(dict[Callable[..., Any], Spelling]):
     __hash__ = object.__hash__  # type: ignore[assignment]
     __eq__ = object.__eq__
 
+    def over(self, outer: Mapping[Callable[..., Any], Spelling]) -> Layer:
+        """The same over another table."""
+        raise NotImplementedError
+
+
+#: Functions of ``torch.nn.functional`` that hand over to an op of another name. One of their own name is another op.
+HANDS_OVER_TO = {"fold": "col2im", "nll_loss": "nll_loss_nd", "unfold": "im2col"}
+
 
 class _Changes:
     """How often the table has changed, and who has to hear of it."""
@@ -324,6 +332,8 @@ def find(func: Callable[..., Any]) -> Spelling | None:
     # A Python-level function (F.relu) that hands over to the op of the same name is one more way to spell it.
     if isinstance(func, types.FunctionType) and (func.__module__ or "").startswith("torch"):
         name = func.__name__.lstrip("_")  # F.threshold calls itself _threshold
+        if func.__module__ == "torch.nn.functional":
+            name = HANDS_OVER_TO.get(name, name)
         for candidate in (getattr(owner, name, None) for owner in (torch, torch.Tensor, *C_NAMESPACES)):
             if candidate is not None and candidate is not func:
                 try:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal
 
@@ -18,8 +19,9 @@ from ops_registry.matching import Scope, Where, bound_arguments
 from ops_registry.registry import RULES, TABLE, Layer, active, changes, extend, find, op_name
 from ops_registry.rule import CallPlan, Rule
 from ops_registry.signatures import signature_of
-from ops_registry.sites import Site, find_site, run_as_at
+from ops_registry.sites import Site, find_site, open_graphs, run_as_at
 from ops_registry.spellings import spellings
+from ops_registry.torch_private import next_sequence_number
 from ops_registry.unused import explain_unused
 
 ReplacementRule = Callable[..., Any] | Mapping[str, Callable[..., Any]]
@@ -59,6 +61,10 @@ class use:  # used as a statement, as torch.no_grad is
         if expect not in ("any", "all", None):
             raise RuleError(f"use(expect={expect!r}): it is 'any', 'all' or None")
         self._expect = expect
+        #: The rules are to meet each gradient once (``packs.reverse``): two layers one behind the other would cancel.
+        self._once: bool = getattr(rules, "once", False)
+        if self._once and where is None:
+            where = ""  # everywhere; where that is, is noted
         self._scope = None if where is None else Scope(where)
         self._replacements = _by_op(rules)
         self._applied: set[str] = set()
@@ -86,6 +92,12 @@ class use:  # used as a statement, as torch.no_grad is
         applied = layer.end()
         self._applied |= applied
         unused = [name for name in self._replacements if name not in applied]
+        crowded = self._scope.crowded() if self._once and self._scope is not None else []
+        if kind is None and crowded and self._scope is not None:
+            raise RuleError(
+                f"use() has turned the gradient round in {' and in '.join(crowded)}: where these stand one behind the other it is turned "
+                f"back. Name one layer, where={crowded[0]!r}, or, if they stand side by side, each by a glob ('heads.*')."
+            )
         if kind is None and unused and (self._expect == "all" or (self._expect == "any" and not applied)):
             raise explain_unused(unused, layer.ops_met(), layer.taken_inside(), self._scope)
 
@@ -108,9 +120,19 @@ class use:  # used as a statement, as torch.no_grad is
         return [name for name in self._replacements if name not in applied]
 
 
+def without_blocks(table: Table) -> Table:
+    """``table`` without the rules of ``use`` blocks."""
+    if isinstance(table, _Block):
+        return without_blocks(table.outer)
+    if isinstance(table, Layer):
+        beneath = without_blocks(table.outer)
+        return table if beneath is table.outer else table.over(beneath)
+    return table
+
+
 def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     """``function``, to be run later under the rules in force now, as if it was called here: a stretch of the forward that runs again."""
-    table, site = active.table, find_site("", 2)
+    table, site, graphs = active.table, find_site("", 2), open_graphs.count
     while isinstance(table, Layer) and not isinstance(table, _Block):
         table = table.outer  # who observes the calls of now does not wait for those
     if table is not TABLE and not isinstance(table, _Block):
@@ -119,12 +141,55 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
         outer, active.table = active.table, table
+        open_now, open_graphs.count = open_graphs.count, graphs  # a rule that names site was given one, and is again
         try:
             return run_as_at(site, function, args, kwargs)
         finally:
-            active.table = outer
+            active.table, open_graphs.count = outer, open_now
 
     return run
+
+
+def _blocks() -> Iterator[_Block]:
+    """The ``use`` blocks that this thread is in, from the innermost out."""
+    table = active.table
+    while isinstance(table, Layer):
+        if isinstance(table, _Block):
+            yield table
+        table = table.outer
+
+
+def replaced() -> bool:
+    """Whether this thread is in a ``use`` block."""
+    return active.table is not TABLE and any(True for _ in _blocks())
+
+
+def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | None:
+    """One of ``ops`` that a ``use`` block has a rule for where this thread is now; a predicate is taken to say so.
+
+    ``native_call`` is the number of a call in torch's own autograd: blocks that began later do not count.
+    """
+    for block in _blocks():
+        for name, replacement in block._replacements.items() if block.began <= native_call else ():
+            if any(map(replacement.covers, ops)) and (block._scope is None or block._scope.may_hold_here(name)):
+                return name
+    return None
+
+
+def blocks_began() -> int:
+    """The number in torch's own autograd at which the first block of this thread began."""
+    return min((block.began for block in _blocks()), default=0)
+
+
+def run_unreplaced(function: Callable[..., Any], *args: Any) -> Any:
+    """Call ``function`` under the rules outside of every ``use`` block: it may run again what was called there."""
+    if not replaced():
+        return function(*args)
+    outer, active.table = active.table, TABLE
+    try:
+        return function(*args)
+    finally:
+        active.table = outer
 
 
 #: Layers that one ``use`` keeps for the tables around it: a block in a loop finds the same table again.
@@ -162,7 +227,7 @@ class _Replacement:
         """``rule`` with the formulas replaced. Raises ``RuleError`` where what they ask for is not there."""
         if is_composed(rule, self.func):
             rule = as_composed(rule, outer)
-            covered: str | tuple[str, ...] = rule.signature.names[0]
+            covered: str | tuple[str, ...] = rule.inputs[0][1]
         else:
             inputs = tuple(name for _, name in rule.inputs) or rule.signature.names[:1]
             covered = inputs[0] if len(inputs) == 1 else inputs
@@ -259,6 +324,8 @@ class _Block(Layer):
     def __init__(self, outer: Table, replacements: Mapping[str, _Replacement], scope: Scope | None) -> None:
         super().__init__(outer)
         self.version = changes.version
+        #: What torch's own autograd had come to as the block began.
+        self.began = 0
         self._replacements = replacements
         self._scope = scope
         self._new = {form: (r, inplace) for r in replacements.values() for form, inplace in r.forms.items()}
@@ -344,6 +411,7 @@ class _Block(Layer):
     def begin(self) -> set[str]:
         """A block begins: what was applied before, which counts no more."""
         applied = self.applied()
+        self.began = next_sequence_number()
         for _, _, rule in self._made.values():
             rule.plans.clear()
         self._inner_plans.clear()

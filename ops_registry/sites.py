@@ -166,7 +166,8 @@ def find_module(depth: int) -> tuple[str, ...]:
     """The paths of the innermost module that runs, seen from ``depth`` frames up."""
     frame: FrameType | None = sys._getframe(depth)
     while frame is not None:
-        if frame.f_code is _MODULE_CALL:
+        code = frame.f_code
+        if code is _MODULE_CALL:
             return _paths_from(frame)
         if frame.f_code is _RUN_AS_AT:
             modules: tuple[str, ...] = frame.f_locals["site"].modules

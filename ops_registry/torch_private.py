@@ -323,3 +323,7 @@ HigherOrderOperator: Any = torch._ops.HigherOrderOperator
 def control_flow(name: str) -> Callable[..., Any] | None:
     """One of torch's control flow functions; ``scan``, ``associative_scan`` and ``map`` have private names only."""
     return getattr(importlib.import_module(f"torch._higher_order_ops.{name}"), name, None)
+
+
+#: The number that torch's own autograd gives the next node of this thread: which calls came before, and which after.
+next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr

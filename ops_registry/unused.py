@@ -54,6 +54,11 @@ HIDDEN_IN: dict[str, tuple[str, ...]] = {
     "softplus": ("exp", "log1p", "log"),
 }
 
+#: Ops that say nothing of what is composed of them.
+COMMON = frozenset(
+    {"add", "sub", "mul", "div", "sum", "mean", "pow", "square", "matmul", "mm", "bmm", "linear", "addmm", "dropout"}
+)
+
 
 def no_census() -> dict[str, int]:
     """Where no graph is open, nobody has counted."""
@@ -115,17 +120,20 @@ def why_not_met(name: str, met: set[str], counts: Mapping[str, int]) -> str:
         return f"{name} runs inside {places}: give the rule to that op, or call the parts."
     if name in met:
         return (
-            f"{name} was called, but on nothing that requires grad, or under torch.no_grad() "
-            f"(as in the forward pass of checkpoint(use_reentrant=True))."
+            f"{name} was called, but on nothing that requires grad where the rule gives a gradient, or under torch.no_grad() (as in the "
+            f"forward pass of checkpoint(use_reentrant=True)), or with a result of whole numbers or truth values."
         )
+    parts = [part for part in HIDDEN_IN.get(name, ()) if part in met and part not in COMMON]
+    if parts:
+        return f"{name} was not called. It can be composed of other ops, and {', '.join(parts)} was called: a model may do so itself."
     return f"{name} was not called."
 
 
 def _what_ran(met: set[str], counts: Mapping[str, int]) -> str:
     if not met:
         return (
-            "No op with a rule was called at all: a rule holds for the calls made inside the block, so the forward pass belongs there "
-            "(backward may come later)."
+            "No op with a rule was called on a tracked tensor at all: a rule holds for the calls made inside the block, so the forward "
+            "pass belongs there (backward may come later), and its model (nn.track) or its input (tracer.tensor) has to be tracked."
         )
     if counts:
         ops = sorted(counts, key=lambda op: -counts[op])

@@ -46,6 +46,8 @@ FLOORS = {
     "ops_registry": (
         ("catalogue",),
         ("__init__",),
+        ("packs",),
+        ("kinks",),
         ("rules",),
         ("scopes", "declare"),
         ("registry", "unused"),

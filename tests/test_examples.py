@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
+from contextlib import nullcontext
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -11,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+import nn
 import tracer
 
 
@@ -20,6 +23,7 @@ def load_example(name: str) -> ModuleType:
     spec = importlib.util.spec_from_file_location(f"examples_{name}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses ask for it
     spec.loader.exec_module(module)
     return module
 
@@ -102,3 +106,90 @@ def test_the_page_runs(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_physics_informed_network_finds_the_solution() -> None:
     _, error = load_example("pinn").train(300)
     assert error < 0.05
+
+
+# ---------------------------------------------------------------- on networks of other packages, by replaced rules
+@pytest.fixture(scope="module")
+def guided_backpropagation() -> ModuleType:
+    return load_example("guided_backpropagation")
+
+
+@pytest.mark.slow
+def test_a_stock_resnet_under_replaced_rules_equals_one_edited_by_hand_to_the_last_bit(
+    guided_backpropagation: ModuleType,
+) -> None:
+    example = guided_backpropagation
+    image = example.photograph()
+    model = nn.track(example.resnet18())
+    assert all(m.inplace for m in model.modules() if isinstance(m, torch.nn.ReLU))
+    shown = example.pictures(model, image)
+    expected = example.pictures_by_hand(example.resnet18(), image)
+    assert shown.keys() == expected.keys() == {"gradient", "guided", "deconvnet", "guided in layer4"}
+    for name, picture in shown.items():
+        assert torch.equal(picture, expected[name]), name
+    as_rows = torch.stack([picture.flatten() for picture in shown.values()])
+    apart = torch.cdist(as_rows, as_rows) / as_rows.norm(dim=1)
+    assert (apart + torch.eye(4) > 0.3).all(), "two of the rules gave the same"
+
+
+@pytest.mark.slow
+def test_the_pictures_are_written(
+    guided_backpropagation: ModuleType,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "pictures.png"
+    monkeypatch.setattr("sys.argv", ["guided_backpropagation.py", "--pictures", str(file)])
+    guided_backpropagation.main()
+    assert capsys.readouterr().out.count("equal to the last bit") == 4
+    from PIL import Image
+
+    with Image.open(file) as written:
+        assert written.format == "PNG" and written.width > 5 * written.height * 0.9
+
+
+@pytest.mark.slow
+def test_the_quantised_network_learns_in_its_quantised_layers_by_the_straight_through_rule_alone() -> None:
+    example = load_example("quantised_network")
+    data = example.load()
+    accuracy, moved = example.train(data, nullcontext(), epochs=2)
+    assert accuracy < 0.4 and set(moved.values()) == {0.0} and len(moved) == 3
+    accuracy, moved = example.train(data, example.straight_through())
+    assert accuracy > 0.95 and min(moved.values()) > 0.1
+
+
+@pytest.mark.slow
+def test_gradient_reversal_confuses_the_domain_classifier_and_helps_the_target() -> None:
+    example = load_example("domain_adaptation")
+    data = example.load()
+    alone, reversed_ = (example.measure(example.train(data, strength), data) for strength in (0.0, 1.0))
+    assert alone.source > 0.99 and reversed_.source > 0.99
+    assert alone.domain > 0.95 and reversed_.domain < 0.65
+    assert alone.target < 0.4 and reversed_.target > 0.7
+
+
+@pytest.mark.slow
+def test_a_rule_that_misses_the_activation_of_a_stock_network_is_reported() -> None:
+    example = load_example("which_activation")
+    composed = example.complaint(example.gpt2(), example.TOKENS, {F.gelu: example.halved})
+    assert "gelu was not called" in composed and "tanh was called" in composed and "tanh x2" in composed
+    hidden = "softmax runs inside scaled_dot_product_attention, 2 calls"
+    for model, argument in ((example.bert(), example.TOKENS), (example.vit(), example.IMAGE)):
+        assert hidden in example.complaint(model, argument, {torch.softmax: example.halved})
+        assert not example.complaint(model, argument, {F.scaled_dot_product_attention: example.halved_in_attention})
+    assert not example.complaint(example.one_gelu(), example.TOKENS, {F.gelu: example.halved})
+    assert example.moved(example.gpt2(), {torch.tanh: example.halved}) < 0.05
+    assert example.moved(example.one_gelu(), {F.gelu: example.halved}) > 0.1
+
+
+@pytest.mark.slow
+def test_an_audit_names_the_calls_of_a_stock_network_that_a_scope_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    example = load_example("which_activation")
+    report, missing = example.audited("transformer.h.0")
+    used = {(row.op, row.count, row.status) for row in report.rows}
+    assert {("tanh", 1, "replaced"), ("tanh", 1, "shipped"), ("pow", 2, "shipped")} == used
+    assert [row.site.module for row in missing.rows] == ["transformer.h.1.mlp.act"]
+    example.main()
+    shown = capsys.readouterr().out
+    assert "in transformer.h.1.mlp.act" in shown and shown.count("no complaint") == 3

@@ -1,4 +1,4 @@
-"""Every Python block of the README and of the pages in ``docs/`` runs; every link leads somewhere."""
+"""Every Python block of the README and of the pages in ``docs/`` runs, and prints what is shown; every link leads somewhere."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
 
-def blocks(page: Path) -> list[str]:
-    """The blocks of a page, each with as many empty lines before it as put its lines where they are in the page."""
+#: A block of Python, and the ``text`` block that may follow it directly: what it prints.
+BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
+
+
+def blocks(page: Path) -> list[tuple[str, str | None]]:
+    """The blocks of a page, each with as many empty lines before it as put its lines where they are in the page, and what it prints."""
     text = page.read_text()
-    found = re.finditer(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return ["\n" * text.count("\n", 0, block.start(1)) + block[1] for block in found]
+    return [("\n" * text.count("\n", 0, found.start(1)) + found[1], found[2]) for found in BLOCK.finditer(text)]
 
 
 def test_the_readme_has_code() -> None:
@@ -34,5 +37,7 @@ def test_the_code_of_a_page_runs_from_top_to_bottom(
     page: Path, clean_registry: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     names = {"__name__": "page"}
-    for block in blocks(page):
-        exec(compile(block, str(page), "exec"), names)
+    for code, printed in blocks(page):
+        exec(compile(code, str(page), "exec"), names)
+        shown = capsys.readouterr().out
+        assert printed is None or shown == printed

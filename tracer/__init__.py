@@ -14,15 +14,18 @@ from tracer.errors import (
     GradientArgumentError,
     InferenceTensorError,
     InPlaceError,
+    MissingPackageError,
     MissingRuleError,
     NoHistoryError,
     NotInBackwardError,
     NotNotedError,
     OutArgumentError,
     OverwrittenError,
+    ReportError,
     SavedTensorHookError,
     SecondDerivativeError,
     TransformError,
+    TransformValueError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -41,9 +44,11 @@ if TYPE_CHECKING:
     from tracer.reports.audit import audit
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
+    from tracer.reports.explain import explain
     from tracer.reports.fingerprints import fingerprint
     from tracer.reports.not_finite import find_nan
     from tracer.reports.parting import compare
+    from tracer.reports.picture import draw
     from tracer.reports.steps import steps
     from tracer.reports.ways import path
 
@@ -60,6 +65,7 @@ __all__ = [
     "GraphNode",
     "InPlaceError",
     "InferenceTensorError",
+    "MissingPackageError",
     "MissingRuleError",
     "NoHistoryError",
     "NotInBackwardError",
@@ -67,10 +73,12 @@ __all__ = [
     "OpCount",
     "OutArgumentError",
     "OverwrittenError",
+    "ReportError",
     "SavedTensorHookError",
     "SecondDerivativeError",
     "Tensor",
     "TransformError",
+    "TransformValueError",
     "UnsupportedError",
     "UnusedInputError",
     "audit",
@@ -81,6 +89,8 @@ __all__ = [
     "compare",
     "conservation",
     "contributions",
+    "draw",
+    "explain",
     "fallback",
     "find_nan",
     "fingerprint",
@@ -109,6 +119,8 @@ _LATER = {
     "contributions": "tracer.reports.contributions",
     "find_nan": "tracer.reports.not_finite",
     "fingerprint": "tracer.reports.fingerprints",
+    "draw": "tracer.reports.picture",
+    "explain": "tracer.reports.explain",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
     "path": "tracer.reports.ways",

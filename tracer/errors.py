@@ -73,6 +73,14 @@ class NotNotedError(GlassgradError):
     """A graph was asked about what it does not note: open it with the option that the message names."""
 
 
+class MissingPackageError(GlassgradError):
+    """What was asked for needs a package or a program that is not installed: the message says which, and what there is without it."""
+
+
+class ReportError(GlassgradError):
+    """A report was asked for what it does not have: the message says what it has."""
+
+
 class SavedTensorHookError(GlassgradError):
     """A hook that packs or unpacks what is saved for backward broke the rules for it."""
 

@@ -55,18 +55,19 @@ class Graph:
     nodes: they belong to the tensors they led to, and go with them. What the graph shows is what is alive at that moment.
 
     ``sites``: note where each call was made, the user's line and the module's path, and every place where a history ended. Errors then
-    name them; ``calls()`` and ``cuts()`` show them, of calls that are gone too. ``finite``: note also whether each result is finite; this
-    is read when ``calls()`` is asked, so that no call waits for a device. None of these keeps a tensor of the user's alive, and a graph
-    that stays open over a training loop stays small: notes are kept of all calls that are alive, and of the latest that are gone, 4096 or
-    twice as many as were ever alive at once, whichever is more (for a while up to twice as many notes), and of the latest 4096 cuts.
+    name them; ``calls()`` and ``cuts()`` show them, of calls that are gone too. ``finite``: note whether the result of each call is finite;
+    this is read when ``calls()`` is asked, so that no call waits for a device. None of these keeps a tensor of the user's alive.
+
+    A graph that stays open over a training loop stays small: notes are kept of all calls that are alive, of the latest that are gone, 4096
+    or twice as many as were ever alive at once (for a while up to twice as many notes), and of the latest 2048 cuts.
 
     ``values``: keep every argument and every result of each recorded call as long as the call is alive, for ``values_of`` and
     ``tracer.replay``. What an in-place op writes to is copied for it.
     """
 
     def __init__(self, *, sites: bool = False, finite: bool = False, values: bool = False) -> None:
-        self._calls = CallNotes() if sites or finite else None
-        self._cuts = CutNotes() if sites or finite else None
+        self._calls = CallNotes(sites=sites) if sites or finite else None
+        self._cuts = CutNotes() if sites else None
         self._finite = FiniteNotes() if finite else None
         #: Whether it is noted of each result whether it is finite.
         self.notes_finite = finite
@@ -81,13 +82,15 @@ class Graph:
         current.graph = self
         open_graphs.count += 1
         noting.cuts = self._cuts
-        asked.graphs += self._cuts is not None
+        if self._cuts is not None:
+            asked.add(1)
         return self
 
     def __exit__(self, *exc: object) -> None:
         outer, noting.cuts = self._outer.pop()
         open_graphs.count -= 1
-        asked.graphs -= self._cuts is not None
+        if self._cuts is not None:
+            asked.add(-1)
         if outer is None:
             del current.graph  # what is left is the default of all threads
         else:
@@ -136,7 +139,7 @@ class Graph:
     def calls(self) -> list[Call]:
         """Every call recorded here, oldest first, those that are gone too, up to the bound that the class states.
 
-        Raises ``NotNotedError`` for a graph without ``sites``.
+        Raises ``NotNotedError`` for a graph with neither ``sites`` nor ``finite``. With ``finite`` alone nothing is known of places.
         """
         if self._calls is None:
             raise _without_sites("calls")
@@ -236,11 +239,9 @@ class Graph:
         for node in self.nodes():
             _cut(node)
         self._nodes.clear()
-        if self._calls is not None and self._cuts is not None:
-            self._calls.clear()
-            self._cuts.clear()
-        if self._finite is not None:
-            self._finite.clear()
+        for notes in (self._calls, self._cuts, self._finite):
+            if notes is not None:
+                notes.clear()
 
     def __repr__(self) -> str:
         nodes = self.nodes()

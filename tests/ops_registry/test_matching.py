@@ -14,6 +14,7 @@ from support.leaves import leaf
 import nn
 import ops_registry
 import tracer
+from ops_registry import sites
 from ops_registry.matching import matches
 
 
@@ -210,6 +211,21 @@ def test_a_checkpointed_stretch_runs_again_in_its_scope(reentrant: bool) -> None
         y.backward()
         results.append(x.grad.item())
     assert results[0] == results[1] != 0
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpointed_stretch_that_runs_again_outside_the_graph_knows_its_site(reentrant: bool) -> None:
+    seen = []
+
+    def rule(grad: torch.Tensor, site: sites.Site) -> torch.Tensor:
+        seen.append(site.module)
+        return grad
+
+    x, model = leaf(0.5), torch.nn.Sequential(torch.nn.Tanh())
+    with tracer.Graph(), ops_registry.use({torch.tanh: rule}, expect=None):
+        y = torch.utils.checkpoint.checkpoint(model, x, use_reentrant=reentrant)
+    y.backward()
+    assert seen == ["0"] and sites.open_graphs.count == 0
 
 
 def test_a_scope_that_no_module_matches_is_named_with_what_is_near() -> None:

@@ -252,3 +252,33 @@ def test_a_joint_formula_that_lost_an_input_still_asks_needs_by_every_name() -> 
     angle.sum().backward()
     assert alone.item() == y.grad.item() == pytest.approx(4 / 25)
     assert x.grad.tolist() == [10.0]
+
+
+def native_history() -> torch.Tensor:
+    """A tensor that torch's own autograd made by a round, with a step behind it."""
+    return torch.round(torch.tensor([0.3, 1.6], dtype=torch.float64, requires_grad=True)) * 2
+
+
+def test_a_call_on_torchs_own_tensors_that_a_rule_would_miss_is_refused_where_its_result_is_used() -> None:
+    x = leaf(1.0, 2.0)
+    with (
+        pytest.raises(ops_registry.UnsupportedCallError, match=r"rule for round.*torch's own tensors alone.*nn\.track"),
+        ops_registry.use({torch.round: lambda grad: grad}),
+    ):
+        x.round() * native_history()
+
+
+def test_what_torchs_own_autograd_recorded_outside_of_a_block_is_nobodys_miss() -> None:
+    x, before = leaf(1.0, 2.0), native_history()
+    with ops_registry.use({torch.round: lambda grad: grad}):
+        y = x.round() * before
+    (y + native_history()).sum().backward()
+    assert x.grad.tolist() == [0.0, 4.0]
+
+
+def test_what_torchs_own_autograd_recorded_outside_of_a_scope_is_nobodys_miss() -> None:
+    x, layer = leaf(1.0, 2.0), torch.nn.Sequential(torch.nn.Tanh())
+    with ops_registry.use({(torch.round, torch.tanh): lambda grad: grad}, where="0"):
+        y = layer(x) * native_history()
+    y.sum().backward()
+    assert x.grad.tolist() == [0.0, 4.0]

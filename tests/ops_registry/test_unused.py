@@ -136,3 +136,30 @@ def test_a_rule_of_which_a_block_inside_took_every_call_is_told_so() -> None:
 def test_ops_that_hide_and_those_they_hide_in_are_filed_under_these_names() -> None:
     named = {*HIDDEN_IN, *(op for ops in HIDDEN_IN.values() for op in ops)}
     assert not named - {name.partition(".")[0] for name in RULES}
+
+
+def test_an_op_that_was_not_called_may_have_been_composed_by_the_model() -> None:
+    with (
+        pytest.raises(
+            ops_registry.UnusedRuleError, match=r"gelu was not called\..*composed of other ops, and tanh was called"
+        ),
+        ops_registry.use({F.gelu: ten_times}),
+    ):
+        x = leaf(1.0)
+        0.5 * x * (1 + torch.tanh(0.8 * (x + 0.04 * x.pow(3))))
+
+
+def test_arithmetic_alone_is_no_sign_of_a_composed_op() -> None:
+    with (
+        pytest.raises(ops_registry.UnusedRuleError, match=r"gelu was not called\. These ops"),
+        ops_registry.use({F.gelu: ten_times}),
+    ):
+        leaf(1.0) * leaf(2.0)
+
+
+def test_calls_on_torchs_own_tensors_alone_are_no_calls() -> None:
+    with (
+        pytest.raises(ops_registry.UnusedRuleError, match=r"on a tracked tensor at all.*nn\.track.*tracer\.tensor"),
+        ops_registry.use({torch.tanh: ten_times}),
+    ):
+        torch.ones(1, requires_grad=True).tanh()

@@ -108,3 +108,21 @@ def test_what_is_known_of_calls_that_are_gone_is_bounded() -> None:
         graph.calls()
         assert len(notes._known) <= 2 * KEPT_CALLS + 1025
     assert all(call.finite for call in graph.calls())
+
+
+def test_with_finite_alone_nothing_is_known_of_places() -> None:
+    x = leaf32(1.0)
+    with tracer.Graph(finite=True) as graph:
+        y = x * 2
+    (call,) = graph.calls()
+    assert call.site.line is None and call.parents == (x._node.serial,) and graph.site_of(y._node) is None  # type: ignore
+    with pytest.raises(tracer.NotNotedError, match=r"cuts\(\).*sites=True"):
+        graph.cuts()
+
+
+def test_calls_inside_vmap_are_told_for_the_whole_batch() -> None:
+    x = leaf32(1.0, 0.0)
+    with tracer.Graph(finite=True) as graph:
+        y = torch.vmap(torch.log)(x)
+    assert [(call.op, call.finite) for call in graph.calls()] == [("log", False), ("vmap", False)]
+    del y

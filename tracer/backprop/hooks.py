@@ -108,6 +108,17 @@ def _check(node: Node, before: torch.Tensor | None, after: Any) -> None:
         )
 
 
-def show_filled(leaf: Leaf, grad: torch.Tensor | None, tensor: torch.Tensor) -> None:
-    """After ``.grad`` of ``tensor`` has been filled: the hooks on its node see the gradient that came."""
-    run_post_hooks(leaf, {}, grad)
+def hooks_on_filling(leaf: Leaf, buffer: list[Any]) -> list[Callable[[torch.Tensor], Any]]:
+    """What is to be called once ``.grad`` of a leaf is filled. Hooks before its node may change the gradient in ``buffer`` first."""
+    extras = leaf.extras
+    if extras is None and not leaf.adopted:
+        return []
+    ours = None if extras is None else extras.accumulate_hooks
+    hooks: list[Callable[[torch.Tensor], Any]] = [
+        *(ours or {}).values(),
+        *native_hooks(leaf, "_post_accumulate_grad_hooks"),
+    ]
+    if extras is not None and (extras.prehooks or extras.post_hooks):
+        filled = buffer[0] = run_prehooks(leaf, buffer[0])
+        hooks.append(lambda _: run_post_hooks(leaf, {}, filled))
+    return hooks

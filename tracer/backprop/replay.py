@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.formula import KIND
 from ops_registry.matching import Where
 from ops_registry.rule import META, SITE, CallPlan
 from ops_registry.scopes import Replacements, Substitution
@@ -150,9 +151,25 @@ def _value(node: CallNode, plan: CallPlan, name: str, saved: Mapping[str, Any]) 
     )
 
 
+def _kind(node: CallNode, plan: CallPlan, name: str) -> Any:
+    """Shape and dtype of an input, a list of them for a list: what its nodes know."""
+    for step in plan.steps:
+        for covered, position in zip(step.formula.wrt, step.parents, strict=True):
+            if covered == name and position is not None:
+                parent = node.parents[position]
+                return [_of(p) for p in parent] if type(parent) is tuple else _of(parent)
+    return None
+
+
+def _of(node: Node | None) -> tuple[Any, Any]:
+    return (torch.Size(()), torch.get_default_dtype()) if node is None else (node.shape, node.dtype)
+
+
 def _property(node: CallNode, plan: CallPlan, name: str, saved: Mapping[str, Any]) -> Any:
     """``input_shape`` and its like, of a value that somebody has kept, or of the input's node; None where ``name`` is no such thing."""
     base, _, which = name.rpartition("_")
+    if which == KIND:
+        return _kind(node, plan, base)
     if which not in META:
         return None
     rule, values = plan.rule, node.values

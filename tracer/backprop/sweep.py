@@ -14,24 +14,25 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from types import TracebackType
 from typing import Any
 
 import torch
 
 from ops_registry.errors import GlassgradError
+from ops_registry.registry import active
 from ops_registry.rule import CallPlan, Step
+from ops_registry.scopes import without_blocks
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
 from tracer.backprop.bridge import backward_into_torch, not_recordable
 from tracer.backprop.hooks import (
+    hooks_on_filling,
     native_hooks,
     run_hooks,
     run_post_hooks,
     run_prehooks,
-    show_filled,
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
@@ -155,11 +156,14 @@ class Sweep:
         return self.found
 
     def _visit_all(self, order: list[Node]) -> None:
-        mode = torch.is_grad_enabled()
+        mode, table = torch.is_grad_enabled(), active.table
         set_grad_enabled(self.create_graph)
+        if self.create_graph:  # what formulas call is no call of the user's, for which ``use`` blocks are
+            active.table = without_blocks(table)
         try:
             self._visit(order)
         finally:
+            active.table = table
             set_grad_enabled(mode)
             self.order = []
 
@@ -463,16 +467,10 @@ class Sweep:
 
     def _reach_leaf(self, leaf: Leaf, buffer: list[Any]) -> None:
         """Fill ``.grad`` at the end of the sweep, or at once where hooks wait for that; ``buffer`` holds the gradient, or None."""
-        tensor, extras = leaf.variable, leaf.extras
+        tensor = leaf.variable
         if tensor is None:
             return
-        hooks: list[Callable[[torch.Tensor], Any]] = []
-        if extras is not None or leaf.adopted:
-            ours = None if extras is None else extras.accumulate_hooks
-            hooks = [*(ours or {}).values(), *native_hooks(leaf, "_post_accumulate_grad_hooks")]
-        if extras is not None and (extras.prehooks or extras.post_hooks):
-            buffer[0] = run_prehooks(leaf, buffer[0])
-            hooks.append(partial(show_filled, leaf, buffer[0]))
+        hooks = hooks_on_filling(leaf, buffer)
         if buffer[0] is not None and not hooks:
             self.leaves.append((tensor, buffer))
         elif buffer[0] is not None:

@@ -40,6 +40,7 @@ from tracer.func.reverse import (
     fresh,
     laid_out_as,
     output_tensors,
+    refuse_followed_by_torch,
     refuse_writes,
     sliced,
     split_aux,
@@ -454,6 +455,7 @@ def jvp(
     with torch.enable_grad():
         output, aux = split_aux(returned, has_aux, title)
         outputs, out_spec = output_tensors(output, title)
+        refuse_followed_by_torch(outputs)
         if strict and not all(tape.leads_to(o) for o in outputs):
             raise TransformError(f"{title}: strict=True, and an output does not depend on the primals")
         found = forward.tangents_of(outputs)

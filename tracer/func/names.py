@@ -91,7 +91,10 @@ def jacrev(
     _preallocate_and_copy: bool = False,
 ) -> Callable[..., Any]:
     """``torch.func.jacrev``."""
-    if _preallocate_and_copy or (chunk_size is not None and chunk_size < 1):  # torch refuses the latter
+    odd = chunk_size is not None and (
+        not isinstance(chunk_size, int) or chunk_size < 1
+    )  # torch says what is wrong with it
+    if _preallocate_and_copy or odd:
         return _made_on_our_rules(torch.func.jacrev)(
             func, argnums, has_aux=has_aux, chunk_size=chunk_size, _preallocate_and_copy=_preallocate_and_copy
         )

@@ -45,7 +45,7 @@ def fresh(tensor: Any, transform: str) -> Tensor:
             f"have one. Convert it, or leave it out (argnums)."
         )
     if type(tensor) is not Tensor:
-        _refuse_followed_by_torch([tensor])
+        refuse_followed_by_torch([tensor])
     if any_node(tensor) is not None:
         return tensor.view_as(tensor if type(tensor) is Tensor else tracked_alias(tensor))
     with DisableTorchFunctionSubclass():
@@ -56,7 +56,7 @@ def fresh(tensor: Any, transform: str) -> Tensor:
         return tracked
 
 
-def _refuse_followed_by_torch(tensors: Sequence[torch.Tensor]) -> None:
+def refuse_followed_by_torch(tensors: Sequence[torch.Tensor]) -> None:
     """Raise ``TransformError`` for a batch that torch's own autograd follows inside ``torch.vmap``: what depends on it there is lost."""
     for tensor in tensors if levels.open else ():
         if is_batched(tensor) and physical(tensor).requires_grad:
@@ -97,7 +97,7 @@ class Taped:
         self, outputs: Sequence[torch.Tensor], cotangents: Sequence[torch.Tensor], *, keep: bool, recorded: bool
     ) -> list[torch.Tensor]:
         """The gradients of the inputs; zeros for one that the outputs do not depend on."""
-        _refuse_followed_by_torch(outputs)
+        refuse_followed_by_torch(outputs)
         roots = [(node, c) for o, c in zip(outputs, cotangents, strict=True) if (node := any_node(o)) is not None]
         try:
             with Sweep(keep_graph=keep or bool(levels.open), create_graph=recorded) as sweep:
@@ -309,7 +309,7 @@ def run_for_cotangents(
                     f"{title}: all outputs of f must be floating point or complex tensors, got one of {o.dtype}"
                 )
         beyond = recording and tape.reaches_beyond([*outputs, *tree_flatten(aux)[0]])
-        _refuse_followed_by_torch(outputs)
+        refuse_followed_by_torch(outputs)
     return Run(tape, spec, outputs, out_spec, beyond), aux if beyond else detached(aux)
 
 

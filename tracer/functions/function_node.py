@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ops_registry.scopes import as_now, replaced, run_unreplaced
 from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction, storage_key
 from tracer.errors import FunctionError, InPlaceError, SecondDerivativeError
 from tracer.functions.context import FunctionContext
@@ -25,7 +26,7 @@ _ONCE = once_differentiable(lambda ctx: None).__code__
 class FunctionNode(OpaqueNode):
     """One call of a custom Function. Attributes of its ``ctx`` can be read from it, as from torch's ``grad_fn``."""
 
-    __slots__ = ("backward", "cls", "ctx", "results", "strict")
+    __slots__ = ("again", "backward", "cls", "ctx", "results", "strict")
 
     #: As in torch, what the user's ``backward`` leaves out is no gradient, not one of zero.
     none_is_zero = False
@@ -39,6 +40,8 @@ class FunctionNode(OpaqueNode):
         #: Shape, dtype and device of each result, and whether a gradient comes for it; None for one that is no tensor.
         self.results = results
         self.backward = user_backward(cls)
+        #: The same under the replaced rules of the forward pass, a part of which it may run again: a checkpoint of somebody's own.
+        self.again = as_now(self.backward) if replaced() else None
         #: ``backward`` may not write into the gradient it is given, not even where nobody else holds it.
         self.strict = strict
 
@@ -106,7 +109,7 @@ class FunctionNode(OpaqueNode):
         versions = [(g, version_of(g)) for g in grads if g is not None]
         backward = self.backward
         if not recorded:
-            results = backward(ctx, *grads)
+            results = run_unreplaced(backward, ctx, *grads) if self.again is None else self.again(ctx, *grads)
         elif getattr(backward, "__code__", None) is _ONCE:
             with torch.no_grad():
                 results = self._once(backward.__wrapped__(ctx, *grads), grads)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The note of every call that a graph with ``sites`` has seen, of those that are gone too.
+"""The note of every call that a graph with ``sites`` or ``finite`` has seen, of those that are gone too.
 
 A note holds numbers and names: no tensor, no node, no module. So it keeps nothing alive, and a bounded number of them is kept.
 """
@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ops_registry.sites import Site, find_place
+from ops_registry.sites import NO_MODULE, Site, find_place
 from tracer.node import Node, Output
 from tracer.notes.finite import FiniteNotes
 
@@ -38,7 +38,8 @@ class Call:
 class CallNotes:
     """The notes of one graph, by serial number, oldest first."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sites: bool) -> None:
+        self._sites = sites
         #: What a site is made of, and the numbers of the parents: ``Node.place``.
         self._notes: dict[int, tuple[Any, ...]] = {}
         self._limit = 2 * KEPT_CALLS
@@ -49,8 +50,11 @@ class CallNotes:
 
     def note(self, node: Node) -> bool:
         """Note the call of ``node``. Returns whether it is time to ``drop`` some."""
-        # From the frame that recorded the call: this one and that of ``Graph.note`` are nobody's site.
-        self._notes[node.serial] = node.place = (node.op, *find_place(3), *serials(node.parents))
+        if self._sites:
+            # From the frame that recorded the call: this one and that of ``Graph.note`` are nobody's site.
+            self._notes[node.serial] = node.place = (node.op, *find_place(3), *serials(node.parents))
+        else:
+            self._notes[node.serial] = (node.op, NO_MODULE, None, 0, *serials(node.parents))
         return len(self._notes) > self._limit
 
     def drop(self, alive: set[int]) -> None:

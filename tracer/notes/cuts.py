@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterable
 from dataclasses import dataclass
-from types import FrameType, TracebackType
+from types import CodeType, FrameType, TracebackType
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from tracer.node import Node
 from tracer.notes.calls import serials
 
 #: So many different cuts are kept, the latest.
-KEPT_CUTS = 4096
+KEPT_CUTS = 2048
 
 #: What stands in a model's own books, an optimiser's work and a rule's formula: no user has cut anything there.
 _HOUSEKEEPING = ("torch.optim", "torch.nn.modules.module", "ops_registry")
@@ -51,19 +51,23 @@ class CutNotes:
     """The cuts of one graph, latest last; one that comes again, for the same calls at the same place, is kept once."""
 
     def __init__(self) -> None:
-        self._cuts: dict[Any, Cut] = {}
+        #: The user's code, by all that tells one cut from another: what, op, paths of the module, instruction, parents.
+        self._cuts: dict[tuple[str, str, tuple[str, ...], tuple[int, int], tuple[int, ...]], CodeType | None] = {}
 
-    def add(self, cut: Cut) -> None:
+    def add(self, what: str, site: Site, parents: tuple[int, ...]) -> None:
         """Note a cut, or that it was made again."""
-        key = cut.what, cut.site.op, cut.site.instruction, cut.site.modules, cut.parents
+        key = what, site.op, site.modules, site.instruction, parents
         self._cuts.pop(key, None)
-        self._cuts[key] = cut
+        self._cuts[key] = site.code[0]
         if len(self._cuts) > KEPT_CUTS:
             del self._cuts[next(iter(self._cuts))]
 
     def cuts(self) -> list[Cut]:
         """All that are kept."""
-        return list(self._cuts.values())
+        return [
+            Cut(what, Site(op, modules, code, at), parents)
+            for (what, op, modules, (_, at), parents), code in self._cuts.items()
+        ]
 
     def clear(self) -> None:
         """Forget all cuts."""
@@ -80,10 +84,16 @@ class _Noting(threading.local):
 class _Asked:
     """How many graphs with sites are open in all threads: a question that costs less than one to a thread."""
 
-    __slots__ = ("graphs",)
+    __slots__ = ("_lock", "graphs")
 
     def __init__(self) -> None:
         self.graphs = 0
+        self._lock = threading.Lock()
+
+    def add(self, graphs: int) -> None:
+        """So many more are open."""
+        with self._lock:
+            self.graphs += graphs
 
 
 noting = _Noting()
@@ -100,7 +110,7 @@ def note_frozen(tensor: torch.Tensor) -> None:
     """Note that a leaf is to require no gradient any more; also where torch does it for a whole module."""
     if asked.graphs and noting.cuts is not None:
         site = find_site("requires_grad_", 2)
-        noting.cuts.add(Cut("requires_grad_(False)", site, tuple(serials(nodes_among(tensor)))))
+        noting.cuts.add("requires_grad_(False)", site, tuple(serials(nodes_among(tensor))))
 
 
 def note_unrecorded(op: str, given: Any) -> None:
@@ -131,7 +141,7 @@ def _note(what: str, op: str, nodes: Iterable[Any]) -> None:
     assert noting.cuts is not None
     parents = tuple([s for s in dict.fromkeys(serials(nodes)) if s not in noting.covered])
     if parents and not _is_housekeeping(sys._getframe(2)):
-        noting.cuts.add(Cut(what, find_site(op, 3), parents))
+        noting.cuts.add(what, find_site(op, 3), parents)
 
 
 def _is_housekeeping(frame: FrameType | None) -> bool:

@@ -1,7 +1,7 @@
 """Whether the result of each call is finite, and between what it lies, found out without waiting for it.
 
 At the call only its smallest and largest element are taken, as tensors of no dimension on the call's own device: NaN wins in both. They are
-put together a thousand at a time, still unread, and read when somebody asks.
+put together some hundreds at a time, still unread, and read when somebody asks.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, is_batched, unwrapped
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.node import parts_of, tensors_in
 
-#: How many extremes are put into one tensor.
-_TOGETHER = 1024
+#: Of so many results the extremes are put into one tensor: few enough that the garbage collector is not called for them.
+_TOGETHER = 256
 #: Up to this many elements one kernel for both extremes is faster than one for each.
 _SMALL = 4096
 
@@ -24,6 +24,9 @@ _SMALL = 4096
 Extremes = tuple[float, float]
 #: Those of no element at all.
 _NONE: Extremes = (math.inf, -math.inf)
+
+_PLAIN = torch.Tensor
+_USUAL = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 
 
 def is_finite(extremes: Extremes) -> bool:
@@ -34,18 +37,18 @@ def is_finite(extremes: Extremes) -> bool:
 
 def joined(one: Extremes, other: Extremes) -> Extremes:
     """Those of both together: nan wins."""
-    low, high = min(one[0], other[0]), max(one[1], other[1])
     has_nan = any(value != value for value in (*one, *other))
-    return (math.nan, math.nan) if has_nan else (low, high)
+    return (math.nan, math.nan) if has_nan else (min(one[0], other[0]), max(one[1], other[1]))
 
 
 class FiniteNotes:
     """What one graph knows of the results of its calls, by serial number."""
 
     def __init__(self) -> None:
-        #: Extremes that stand alone so far.
-        self._pending: list[tuple[int, torch.Tensor]] = []
-        #: Of many calls each: their numbers, and for each number an extreme, unread.
+        #: Results whose extremes stand alone so far: the number of the call, and its smallest and largest element.
+        self._numbers: list[int] = []
+        self._extremes: list[torch.Tensor] = []
+        #: Of many calls each: their numbers, and for each number its extremes, unread.
         self._together: list[tuple[list[int], torch.Tensor]] = []
         #: What has been read. Not there: it cannot be told.
         self._known: dict[int, Extremes] = {}
@@ -54,55 +57,74 @@ class FiniteNotes:
 
     def note(self, serial: int, result: Any) -> None:
         """Take the extremes of the result of a call."""
-        with DisableTorchFunctionSubclass():
-            for tensor in tensors_in(result):
-                if not self._take(serial, tensor):
-                    self._unknown.add(serial)
-        if len(self._pending) >= _TOGETHER:
+        if type(result) is _PLAIN and result.dtype in _USUAL and result.layout is torch.strided:
+            if not self._take(serial, result):
+                self._unknown.add(serial)
+        else:
+            with DisableTorchFunctionSubclass():
+                for tensor in tensors_in(result):
+                    if not self._look_closely(serial, tensor):
+                        self._unknown.add(serial)
+        if len(self._numbers) >= _TOGETHER:
             self._put_together()
 
     def _take(self, serial: int, tensor: torch.Tensor) -> bool:
-        """Note the extremes of one result. Returns False where it has none that say whether it is finite."""
-        while is_batched(tensor):
-            tensor = unwrapped(tensor)  # all of the batch that it stands for in torch.vmap
-        if type(tensor) is torch.Tensor and tensor.requires_grad:  # of torch's own autograd
-            tensor = tensor.detach()
+        """Note the extremes of one result. Returns False where it has none."""
+        try:
+            self._extremes += tensor.aminmax() if tensor.numel() <= _SMALL else (tensor.amin(), tensor.amax())
+        except RuntimeError:  # no element, or no kernel for the dtype
+            if tensor.numel():
+                return False
+            self._known.setdefault(serial, _NONE)
+            return True
+        self._numbers.append(serial)
+        return True
+
+    def _look_closely(self, serial: int, tensor: torch.Tensor) -> bool:
+        """``_take`` for a result of any kind."""
+        tensor = TensorBase.detach(tensor)  # it may be tracked, or have a history in torch's own autograd
         if tensor.layout is not torch.strided:
             # Of what it is stored in, the values alone can be anything but finite; those for one index may add up to too much.
             parts = parts_of(tensor)
-            return (
-                bool(parts) and not (tensor.is_sparse and not tensor.is_coalesced()) and self._take(serial, parts[-1])
-            )
+            told = bool(parts) and not (tensor.is_sparse and not tensor.is_coalesced())
+            return told and self._look_closely(serial, parts[-1])
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor.resolve_conj())
-        if tensor.is_meta:
-            return False
-        size = tensor.numel()
-        if not size or not tensor.dtype.is_floating_point:
+        if not tensor.dtype.is_floating_point:
             self._known.setdefault(serial, _NONE)
             return True
-        try:
-            extremes = tensor.aminmax() if size <= _SMALL else (tensor.amax(), tensor.amin())
-        except RuntimeError:  # no kernel for the dtype
-            return False
-        self._pending += [(serial, extreme) for extreme in extremes]
-        return True
+        return self._take(serial, tensor)
 
     def _put_together(self) -> None:
-        alike: dict[Any, list[tuple[int, torch.Tensor]]] = {}
-        for serial, extreme in self._pending:
-            alike.setdefault((extreme.device, extreme.dtype), []).append((serial, extreme))
-        self._pending = []
-        with DisableTorchFunctionSubclass(), torch.no_grad():
+        numbers, extremes = self._numbers, self._extremes
+        self._numbers, self._extremes = [], []
+        if not numbers:
+            return
+        try:
+            self._put(numbers, extremes)
+        except RuntimeError:  # several devices
+            alike: dict[torch.device, tuple[list[int], list[torch.Tensor]]] = {}
+            for position, extreme in enumerate(extremes):
+                of_device = alike.setdefault(extreme.device, ([], []))
+                of_device[0].extend(numbers[position // 2 : position // 2 + 1 - position % 2])
+                of_device[1].append(extreme)
             for some in alike.values():
-                self._together.append(([serial for serial, _ in some], torch.stack([extreme for _, extreme in some])))
+                self._put(*some)
+
+    def _put(self, numbers: list[int], extremes: list[torch.Tensor]) -> None:
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            pairs = torch.stack(extremes).view(-1, 2)  # dtypes are promoted, which keeps the values
+        if pairs.is_meta:
+            self._unknown.update(numbers)
+        else:
+            self._together.append((numbers, pairs))
 
     def read(self) -> None:
         """Wait for what has been noted so far."""
         self._put_together()
-        for numbers, extremes in self._together:
-            for serial, value in zip(numbers, extremes.tolist(), strict=True):
-                self._known[serial] = joined(self._known.get(serial, _NONE), (value, value))
+        for numbers, pairs in self._together:
+            for serial, (low, high) in zip(numbers, pairs.tolist(), strict=True):
+                self._known[serial] = joined(self._known.get(serial, _NONE), (low, high))
         self._together = []
 
     def of(self, serial: int) -> bool | None:

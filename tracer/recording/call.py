@@ -89,7 +89,6 @@ def save_and_mark(
     rule: Rule, mask: int, parents: tuple[Any, ...], bound: tuple[Any, ...], result: Any, by_products: dict[str, Any]
 ) -> Any:
     """Leave a node for the call and mark its results."""
-    plan = rule.plan(mask)
     if type(result) is _PLAIN:
         if result.dtype not in DIFFERENTIABLE:
             if asked.graphs:
@@ -99,6 +98,7 @@ def save_and_mark(
             return result
         if result.is_nested:
             refuse_nested(rule.name)
+        plan = rule.plan(mask)
         saved = save(plan, bound, result, by_products)
         node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved), result, bound)
         return mark(result, node, bound[0])
@@ -118,6 +118,7 @@ def save_and_mark(
         if i in constants:
             mark(listed[i], None, bound[0], several=True)
     if wanted:
+        plan = rule.plan(mask)
         node = CallNode(plan, parents, None, None, *save(plan, bound, result, by_products))
         node.set_results(listed, wanted, several=rule.signature.returns_list)
         mark_all(listed, wanted, enter(node, result, bound), bound[0], several=True)

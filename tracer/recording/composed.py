@@ -6,7 +6,7 @@ call, from aliases of the arguments on: the call's node saves that record, and a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -15,9 +15,10 @@ from ops_registry.binding import Spelling
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import active
 from ops_registry.rule import BODY, Rule
-from ops_registry.torch_private import DisableTorchFunctionSubclass
-from tracer.node import Node, OpaqueNode, tensors_in
+from ops_registry.torch_private import DisableTorchFunctionSubclass, storage_key
+from tracer.node import CallNode, Node, OpaqueNode, Output, tensors_in
 from tracer.recording.call import record, save_and_mark
+from tracer.recording.levels import levels
 from tracer.recording.parents import any_node, find_parents
 from tracer.tracked_tensor import Tensor, plain_alias, tracked_alias
 
@@ -40,7 +41,7 @@ class Body:
     """What the body of one call recorded, from its arguments to its results."""
 
     def __init__(self, arguments: tuple[Any, ...], result: Any) -> None:
-        #: By name in the rule: the alias of a tensor, a list of them, or None where no gradient is wanted.
+        #: In the order of the rule's inputs: the alias of a tensor, a list of them, or None where no gradient is wanted.
         self.arguments = arguments
         self.results = tensors_in(result)
 
@@ -78,7 +79,7 @@ def record_composed(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         if mask:
             _refuse_write(spelling, bound)
             if BODY in rule.plan(mask).saved_names:
-                return _record_with_body(rule, mask, parents, func, args, kwargs, bound)
+                return _record_with_body(spelling, mask, parents, func, args, kwargs, bound)
     return record(spelling, func, args, kwargs)
 
 
@@ -92,7 +93,7 @@ def _refuse_write(spelling: Spelling, bound: tuple[Any, ...]) -> None:
 
 
 def _record_with_body(
-    rule: Rule,
+    spelling: Spelling,
     mask: int,
     parents: tuple[Any, ...],
     func: Callable[..., Any],
@@ -100,40 +101,78 @@ def _record_with_body(
     kwargs: dict[str, Any],
     bound: tuple[Any, ...],
 ) -> Any:
-    aliases: dict[int, torch.Tensor] = {}
+    rule = spelling.rule
     with DisableTorchFunctionSubclass():
-        args, kwargs, inner = (_with_aliases(nest, aliases) for nest in (args, kwargs, bound))
+        args, kwargs = _with_aliases(args), _with_aliases(kwargs)
+        inner = spelling.bind(args, kwargs)
     outer, active.table = active.table, rule.composed  # type: ignore[assignment]
     try:
         recorded = func(*args, **kwargs)
     finally:
         active.table = outer
     with DisableTorchFunctionSubclass():
-        result = _plain(recorded)
-        return save_and_mark(rule, mask, parents, bound, result, {BODY: Body(inner, recorded)})
+        result = _plain(recorded, _by_memory(bound))
+        by_products = {BODY: Body(_differentiable(rule, inner), recorded)}
+        return _let_go(save_and_mark(rule, mask, parents, bound, result, by_products))
 
 
-def _with_aliases(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
-    """A nest of arguments with tracked aliases in place of the tensors that want a gradient, one for each."""
+#: A saved tensor that takes no memory, at its version.
+_NOTHING = ((torch.empty(0), 0),)
+
+
+def _let_go(result: Any) -> Any:
+    """Let the call's node be released by a backward pass, as one that saved a tensor is: what the body saved goes with it."""
+    for tensor in tensors_in(result):
+        node = tensor._node if type(tensor) is Tensor else None
+        call = node.parents[0] if type(node) is Output else node
+        if type(call) is CallNode and not call.saved_versions and not call.packed:
+            call.saved_versions = _NOTHING
+    return result
+
+
+def _differentiable(rule: Rule, bound: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Of the arguments, those that the rule has gradients for."""
+    return tuple([bound[position] for position in rule.positions])
+
+
+def _with_aliases(nest: Any) -> Any:
+    """A nest of arguments with a tracked alias in each place of a tensor that wants a gradient.
+
+    Places, not tensors: what one tensor receives as query is not what it receives as key.
+    """
     if isinstance(nest, torch.Tensor):
         node = any_node(nest)
-        if node is None:
-            return nest
-        if id(nest) not in aliases:
-            aliases[id(nest)] = tracked_alias(plain_alias(nest), Argument(nest, node))
-        return aliases[id(nest)]
+        return nest if node is None else tracked_alias(plain_alias(nest), Argument(nest, node))
     if isinstance(nest, dict):
-        return {name: _with_aliases(value, aliases) for name, value in nest.items()}
+        return {name: _with_aliases(value) for name, value in nest.items()}
     if type(nest) in (tuple, list):
-        return type(nest)([_with_aliases(value, aliases) for value in nest])
+        return type(nest)([_with_aliases(value) for value in nest])
     return nest
 
 
-def _plain(result: Any) -> Any:
-    """The results as new plain tensors, in the structure in which they came."""
+def _plain(result: Any, arguments: Mapping[int, torch.Tensor]) -> Any:
+    """The results as new plain tensors, in the structure in which they came; ``arguments`` are those of the call, by their memory."""
     if isinstance(result, torch.Tensor):
-        return plain_alias(result) if type(result) is Tensor else result
+        return _as_result(result, arguments) if type(result) is Tensor else result
     if isinstance(result, tuple | list):
-        items = [_plain(item) for item in result]
+        items = [_plain(item, arguments) for item in result]
         return type(result)(*items) if hasattr(result, "_fields") else type(result)(items)
     return result
+
+
+def _as_result(result: torch.Tensor, arguments: Mapping[int, torch.Tensor]) -> torch.Tensor:
+    """An alias of what the body returned; where that shares an argument's memory, a view of the argument, which hears of writes."""
+    argument = arguments.get(storage_key(result)) if arguments else None
+    if argument is None or argument.dtype is not result.dtype or argument.is_conj() != result.is_conj():
+        return plain_alias(result)
+    return argument.as_strided(result.shape, result.stride(), result.storage_offset())
+
+
+def _by_memory(arguments: tuple[Any, ...]) -> dict[int, torch.Tensor]:
+    """Inside a level of ``torch.vmap`` tensors do not say whose memory they have."""
+    tensors = () if levels.open else tensors_in(arguments)
+    return {
+        storage_key(tensor): tensor
+        for tensor in tensors
+        if tensor.layout is torch.strided and (type(tensor) is Tensor or not tensor.requires_grad)
+    }

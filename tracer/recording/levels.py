@@ -18,7 +18,7 @@ import torch
 from ops_registry.torch_private import add_batch_dim, batch_dim_of, batch_level_of, is_batched, is_followed, unwrapped
 from tracer.errors import UnsupportedError
 from tracer.graph import current
-from tracer.node import Node, Versions, next_serial
+from tracer.node import Node, Versions, next_serial, tensors_in
 
 
 @dataclass(eq=False)
@@ -63,7 +63,8 @@ class LevelRecorder:
         """Let the versions of what ``node`` saved be those of the memory beneath the batch."""
         node.saved_versions = physical_versions(node.saved_versions)
         if self._outer is not None:
-            self._outer.note(node, result)  # values inside a level are nobody's when it has ended
+            # What is a batch inside the level is nobody's when that has ended: the memory beneath it is looked at.
+            self._outer.note(node, [physical(tensor) for tensor in tensors_in(result)])
 
 
 class _State(threading.local):

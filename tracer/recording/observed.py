@@ -28,6 +28,10 @@ class ObservedTable(Layer):
         self.wanted = wanted
         self.observe = observe
 
+    def over(self, outer: Mapping[Callable[..., Any], Spelling]) -> ObservedTable:
+        """The same over another table."""
+        return ObservedTable(outer, self.wanted, self.observe)
+
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         spelling = self.outer[key]
         if spelling.kind in (Kind.RULE, Kind.OBSERVED) and self.wanted(spelling):

@@ -6,6 +6,7 @@ a history is bridged: the gradient that arrives there is handed to torch's own b
 
 from __future__ import annotations
 
+import re
 from collections.abc import MutableMapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.rule import Rule
+from ops_registry.scopes import blocks_began, replaced, replaced_here
 from ops_registry.torch_private import in_data_parallel_forward
 from tracer.errors import UnsupportedError
 from tracer.node import Bridge, Leaf, Node
@@ -25,6 +27,10 @@ DIFFERENTIABLE = frozenset(
 )
 
 _PLAIN = torch.Tensor
+
+#: A node of torch's own autograd, named after its op; a custom Function's has no number.
+_NATIVE = re.compile(r"(\w+)Backward\d+")
+_CAPITAL = re.compile(r"(?<!^)(?=[A-Z])")
 
 #: The nodes of native leaves, so that all uses of one meet. Beside the tensors and not on them: an attribute would be copied and saved
 #: along with a tensor, and the copy's gradient would go to the original.
@@ -76,6 +82,8 @@ def node_of(tensor: torch.Tensor) -> Node:
     Raises ``UnsupportedError`` for a parameter in the forward pass of its DistributedDataParallel, whose hooks would not fire.
     """
     if not tensor.is_leaf:
+        if replaced():
+            _refuse_unseen(tensor)
         return Bridge(tensor)
     if in_data_parallel_forward(tensor):
         raise UnsupportedError(
@@ -88,6 +96,25 @@ def node_of(tensor: torch.Tensor) -> Node:
         leaf = _adopted[tensor] = Leaf(tensor, tensor.shape, tensor.dtype, adopted=True)
     leaf.shape, leaf.dtype = tensor.shape, tensor.dtype  # .data may have been set since
     return leaf
+
+
+def _refuse_unseen(tensor: torch.Tensor) -> None:
+    """Raise ``UnsupportedCallError`` where torch's own history of a tensor has a call that a rule of an open ``use`` block is for."""
+    began, pending, seen = blocks_began(), [tensor.grad_fn], set()
+    while pending:
+        function = pending.pop()
+        if function is None or function in seen or function._sequence_nr() < began:
+            continue
+        seen.add(function)
+        pending += [before for before, _ in function.next_functions]
+        called = _NATIVE.fullmatch(function.name())
+        name = _CAPITAL.sub("_", called[1]).lower() if called else ""
+        op = replaced_here((name,), function._sequence_nr())
+        if op is not None:
+            raise UnsupportedCallError(
+                f"use() has a rule for {op}, and {op} was called inside its block on torch's own tensors alone, of which nothing here "
+                f"hears: torch's own derivative would be taken. Track what it was called on: nn.track(model), tracer.tensor(x)."
+            )
 
 
 def forget_adopted(tensor: torch.Tensor) -> Leaf | None:

@@ -7,6 +7,7 @@ arguments and of the state that the code reads, tracked or not. ``tracer.install
 from __future__ import annotations
 
 import functools
+import re
 import weakref
 from collections.abc import Callable, Iterator, MutableMapping
 from typing import Any, NamedTuple
@@ -14,6 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import TABLE
+from ops_registry.scopes import replaced, replaced_here
 from ops_registry.torch_private import (
     BufferDict,
     DisableTorchFunctionSubclass,
@@ -31,6 +35,9 @@ from tracer.recording.fallback import record_with_torch
 from tracer.recording.native import as_native
 from tracer.recording.parents import holds_tracked
 from tracer.tracked_tensor import Tensor, is_parameter, mark_as_parameter, plain_alias, track_in_place
+
+#: An op of torch's in the text of a compiled graph; the in-place one counts for the other.
+_CALLED = re.compile(r"aten::(\w+?)_?\(")
 
 
 class Held(NamedTuple):
@@ -86,6 +93,30 @@ def attributes_of(method: Any) -> frozenset[str]:
     return found
 
 
+#: What ``ops_in`` has found.
+_ops: MutableMapping[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def ops_in(compiled: Any) -> frozenset[str]:
+    """The ops with a rule that compiled code runs."""
+    found = _ops.get(compiled)
+    if found is None:
+        names = set(_CALLED.findall(str(compiled.inlined_graph)))
+        called = [TABLE.get(getattr(torch.ops.aten, name)) for name in names if hasattr(torch.ops.aten, name)]
+        found = _ops[compiled] = frozenset(spelling.rule.name for spelling in called if spelling is not None)
+    return found
+
+
+def _refuse_replaced(compiled: Any) -> None:
+    """Raise ``UnsupportedCallError`` where a ``use`` block has a rule for an op inside, which it cannot reach."""
+    op = replaced_here(ops_in(compiled)) if replaced() else None
+    if op is not None:
+        raise UnsupportedCallError(
+            f"use() has a rule for {op}, which runs inside the compiled code of {compiled.name}: it does not reach there, and torch's own "
+            f"derivative would be taken. Call the code as it was before torch.jit compiled it, or keep this call out of the block."
+        )
+
+
 def _unregistered(module: Any, names: set[str]) -> Iterator[str]:
     submodules = dict(ModuleDict(module).items())
     registered = {name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()} | submodules.keys()
@@ -110,6 +141,7 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
         if not holds_tracked((*held, *given)):
             return call(self, *args, **kwargs)
+        _refuse_replaced(self)
         before = {id(tensor) for tensor in held if tensor.requires_grad}
 
         def run(*args: Any, **kwargs: Any) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from ops_registry.unused import why_not_met
 from tracer.functions.function_node import FunctionNode
 from tracer.graph import Graph, backward_order
 from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, RaisingNode, tensors_in
+from tracer.recording.missing_rule import MissingRule
 from tracer.reports.report import Report, Row, calls
 
 #: Where the rules stand that come with glassgrad.
@@ -77,7 +79,7 @@ class Audit(Report[AuditRow]):
             asked, of = [used for used in self._found if wanted.covers(used.op)], wanted.name
         rows = [MissingRow(used.op, used.site, used.rule) for used in asked if used.status != "replaced"]
         replaced = len(asked) - len(rows)
-        verdict = f"{of}: {len(rows)} of {calls(len(asked))} use no replaced rule"
+        verdict = f"{of}: {len(rows)} of {calls(len(asked))} without a replaced rule"
         advice = []
         if op is not None and not asked:
             counts = Counter(used.op for used in self._found)
@@ -138,6 +140,8 @@ def audit(graph: Graph, ops: Op | Iterable[Op] | None = None) -> Audit:
     told = ", ".join(f"{by_status[status]} {status}" for status in _ORDER if by_status[status])
     verdict = f"{calls(len(kept))}, by rule: {told}" if kept else "no calls"
     advice = [w.reason(counts) for w in wanted if not any(w.covers(op) for op in counts)]
+    if not found:
+        advice = ["No call of the graph is alive: they go with the tensors that they led to. Keep the loss."]
     return Audit(verdict, rows, advice, found)
 
 
@@ -184,7 +188,8 @@ def _calls_of(graph: Graph) -> list[Node]:
         if node in seen or isinstance(node, Leaf | Output | Bridge):
             continue
         seen[node] = None
-        waiting.extend(getattr(node, "inside", ()))  # of a level of torch.vmap
+        if isinstance(node, OpaqueNode):
+            waiting.extend(node.inside)  # of a level of torch.vmap
         if BODY in node.saved_names and node.saved is not None:
             body = node.saved[node.saved_names.index(BODY)]
             roots = [t._node for t in tensors_in(body.results) if t.requires_grad]  # type: ignore[attr-defined]
@@ -200,20 +205,20 @@ def _above(order: list[Node], call: Node) -> list[Node]:
 
 def _used_by(node: Node) -> _Used:
     if isinstance(node, CallNode):
-        used = list(node.plan.formulas())
-        own = [f for step in node.plan.steps for f in (step.formula,)]
+        own = [step.formula for step in node.plan.steps]
         statuses = {_status(node.plan, formula) for formula in own}
         status = next(s for s in ("replaced", "registered", "shipped") if s in statuses or s == "shipped")
         told = own if status == "shipped" else [f for f in own if _status(node.plan, f) == status]
         if status == "shipped":
             told = [f for f in node.plan.rule.formulas if f in told] or told
         rule = ", ".join(dict.fromkeys(f"{_name(f)} ({short_line(f.location)})" for f in told))
-        return _Used(node.op, status, rule, any(f.wraps for f in used), node.site)
-    if isinstance(node, RaisingNode):
+        return _Used(node.op, status, rule, any(f.wraps for f in own), node.site)
+    if isinstance(node, RaisingNode | MissingRule):
         return _Used(node.op, "none", "backward raises here", False, node.site)
     origin = node.origin if isinstance(node, OpaqueNode) else node.name()
     if isinstance(node, FunctionNode):
-        origin = f"{node.backward.__name__} of {node.title}"
+        code = inspect.unwrap(node.backward).__code__
+        origin = f"{node.backward.__name__} ({short_line(f'{code.co_filename}:{code.co_firstlineno}')}) of {node.title}"
     return _Used(node.op, "own backward", origin, False, node.site)
 
 

@@ -78,7 +78,8 @@ def compare(graph_a: Graph | Mapping[str, Any], graph_b: Graph | Mapping[str, An
     a, b = Run(graph_a), Run(graph_b)
     if a.dropped != b.dropped:
         return Report(
-            f"the runs cannot be lined up: the notes of {calls(a.dropped)} of the one and {calls(b.dropped)} of the other have been dropped",
+            f"the runs cannot be lined up: the notes of {calls(a.dropped)} of the one and of {calls(b.dropped)} of the other have been "
+            f"dropped",
             (),
             ["Open the graph around one step of the loop."],
         )

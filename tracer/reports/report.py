@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
+from html import escape
 from typing import Any, Generic, TypeVar
 
 import torch
 
 from ops_registry.sites import Site, short_line
 from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.reports.page import html_page
+from tracer.reports.tables import html_table, rich_table
 
 #: How many rows the text of a report shows; ``rows`` has all of them.
 SHOWN = 50
@@ -28,6 +32,11 @@ class Row:
         """What the text shows, column by column."""
         return [as_text(getattr(self, name)) for name in self.columns()]
 
+    def numbers(self) -> list[float | None]:
+        """What each column is sorted by in a page, where it is a number."""
+        values = [getattr(self, name) for name in self.columns()]
+        return [v if isinstance(v, int | float) and not isinstance(v, bool) else None for v in values]
+
     def to_dict(self) -> dict[str, Any]:
         """The columns, as values that ``json`` can write."""
         return {name: as_plain(getattr(self, name)) for name in self.columns()}
@@ -41,7 +50,13 @@ R = TypeVar("R", bound=Row)
 
 
 class Report(Generic[R]):
-    """A verdict in one sentence, the rows that show it, and what to do about it. Iterating goes over the rows."""
+    """A verdict in one sentence, the rows that show it, and what to do about it. Iterating goes over the rows.
+
+    ``str()`` is plain text. ``rich.print(report)`` shows a table in a terminal, a notebook shows one too, and ``to_html()`` is a page.
+    """
+
+    #: Heads the page.
+    title = "Report"
 
     def __init__(self, verdict: str, rows: Sequence[R] = (), advice: Sequence[str] = ()) -> None:
         self.verdict = verdict
@@ -72,6 +87,22 @@ class Report(Generic[R]):
 
     __repr__ = __str__
 
+    def __rich__(self) -> Any:
+        """What ``rich.print(report)`` shows: all rows, in the width of the terminal."""
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(Text(self.verdict), *([rich_table(self.rows)] if self.rows else []), Text("\n".join(self.advice)))
+
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows."""
+        advice = "".join(f"<p>{escape(line)}</p>" for line in self.advice)
+        return f"<p>{escape(self.verdict)}</p>{html_table(self.rows)}{advice}"
+
+    def to_html(self) -> str:
+        """A page of its own that needs no network: the text, and the rows in a table that is sorted and searched in the browser."""
+        return html_page(self.title, [self.verdict, *self.advice], {"Rows": self.rows})
+
     def __iter__(self) -> Iterator[R]:
         return iter(self.rows)
 
@@ -95,12 +126,12 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(f"  {line.rstrip()}" for line in aligned)
 
 
+#: ``1,536``, ``12 x 23``, ``3.9 MiB``, ``4.5e-07``, ``12 %``, ``nan``.
+_NUMBER = re.compile(r"-?(\d[\d,.]*(e[+-]?\d+)?( x [\d,]+| ?%| [KMG]?i?B)?|nan|inf)")
+
+
 def _is_number(cell: str) -> bool:
-    try:
-        float(cell.replace(",", "").rstrip("%"))
-    except ValueError:
-        return False
-    return True
+    return _NUMBER.fullmatch(cell) is not None
 
 
 def as_text(value: Any) -> str:

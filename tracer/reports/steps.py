@@ -13,6 +13,7 @@ import torch
 from ops_registry.rule import CallPlan
 from ops_registry.scopes import Replacements, Substitution
 from ops_registry.sites import Site
+from ops_registry.torch_private import set_grad_enabled
 from tracer.backprop.api import Places, Weights, as_tuple, roots_of
 from tracer.backprop.order import hooked_leaves_early
 from tracer.backprop.progress import begin, end
@@ -77,7 +78,7 @@ def steps(outputs: Places, grad_outputs: Weights = None, rules: Replacements | N
     """
     roots = roots_of(as_tuple(outputs), grad_outputs, False)
     nodes = [node for node, _ in roots]
-    leaves = {node for node in backward_order(nodes) if isinstance(node, Leaf)}
+    leaves: set[Node] = {node for node in backward_order(nodes) if isinstance(node, Leaf)}
     plans = {} if rules is None else other_plans(Substitution(rules), nodes, leaves)
     return SteppedSweep(plans).steps(roots)
 
@@ -110,10 +111,13 @@ class SteppedSweep(Replay):
         self.order = order
         self._seen = None
         arrived, zero = self.grads.get(node), node in self.zero
+        mode = torch.is_grad_enabled()
         begin(self)
+        set_grad_enabled(False)
         try:
-            self._visit_all([node])
+            self._visit_node(node)
         finally:
+            set_grad_enabled(mode)
             end()
         if isinstance(node, Output) or (arrived is None and not zero):
             return None  # the gradient of one of several results stands in the step of the call
@@ -134,7 +138,7 @@ class SteppedSweep(Replay):
 
 def _named(node: CallNode | OpaqueNode, passed_on: dict[int, Any]) -> tuple[Any, ...]:
     values = [passed_on.get(position) for position in range(len(node.parents))]
-    return _inputs_type(input_names(node))._make(values)  # type: ignore[no-any-return]
+    return _inputs_type(input_names(node))._make(values)
 
 
 def input_names(node: Node) -> tuple[str, ...]:

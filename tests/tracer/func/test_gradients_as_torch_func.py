@@ -212,9 +212,10 @@ for size in (None, 1, 2, 3, 100, 0, -1, 1.5, "1"):
         CASES[f"jacrev, {options}"] = lambda n, t, options=options: n.jacrev(
             lambda x, y: (product(x, y), scalar(x, y)), argnums=(0, 1), **options
         )(t(X), t(Y))
-        CASES[f"jacrev of no element, {options}"] = lambda n, t, options=options: n.jacrev(lambda x: x[:0], **options)(
-            t(X)
-        )
+        if size != 1:  # torch's own code fails an assertion of its own there
+            CASES[f"jacrev of no element, {options}"] = lambda n, t, options=options: n.jacrev(
+                lambda x: x[:0], **options
+            )(t(X))
 for randomness in ("error", "same", "different", "foo", None):
     CASES[f"jacfwd of random numbers, {randomness!r}"] = lambda n, t, randomness=randomness: n.jacfwd(
         lambda x: x * torch.rand(3, dtype=D), randomness=randomness

@@ -12,12 +12,16 @@ from support.functions import Square
 
 import nn
 import tracer
+from ops_registry import use
 
 Checkpoint = Callable[..., Any]
 
 
 def reentrant(function: Any, *args: Any) -> Any:
     return torch.utils.checkpoint.checkpoint(function, *args, use_reentrant=True)
+
+
+FORMS = {"non-reentrant": tracer.checkpoint, "reentrant": reentrant}
 
 
 def plainly(function: Any, *args: Any) -> Any:
@@ -237,3 +241,60 @@ def test_inside_a_derivative_it_works_to_second_order() -> None:
 
     torch.func.grad(stretch)(x).sum().backward()
     torch.testing.assert_close(x.grad.as_subclass(torch.Tensor), -x.detach().as_subclass(torch.Tensor).sin())
+
+
+# ---------------------------------------------------------------------- under replaced rules
+def by_the_input(grad, input):
+    """Saves a tensor of the same shape and dtype as tanh's own rule does, but another one."""
+    return grad * input
+
+
+@pytest.mark.parametrize("checkpoint", FORMS.values(), ids=FORMS)
+def test_a_stretch_runs_again_under_the_rules_under_which_it_ran_first(checkpoint: Checkpoint) -> None:
+    x = tracer.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    with use({torch.tanh: by_the_input}, expect=None):
+        y = checkpoint(lambda x: (x * 2).tanh().sin(), x)
+    y.sum().backward()
+    values = x.detach() * 2
+    torch.testing.assert_close(x.grad, values.tanh().cos() * values * 2)
+
+
+@pytest.mark.parametrize("checkpoint", FORMS.values(), ids=FORMS)
+def test_rules_around_the_backward_pass_do_not_reach_a_stretch(checkpoint: Checkpoint) -> None:
+    x = tracer.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+    y = checkpoint(lambda x: (x * 2).tanh().sin(), x)
+    with use({torch.tanh: by_the_input}, expect=None):
+        y.sum().backward()
+    values = x.detach() * 2
+    torch.testing.assert_close(x.grad, values.tanh().cos() * (1 - values.tanh() ** 2) * 2)
+
+
+class Stages(torch.nn.Module):
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self.first, self.second = (Stage(checkpoint) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(self.first(x))
+
+
+class Stage(torch.nn.Module):
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__()
+        self.checkpoint = checkpoint
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.checkpoint(lambda x: (x * 2).tanh().sin(), x)
+
+
+@pytest.mark.parametrize("where", ["first", lambda site: site.module == "first"], ids=["path", "predicate"])
+@pytest.mark.parametrize("checkpoint", FORMS.values(), ids=FORMS)
+def test_a_stretch_runs_again_in_the_module_in_which_it_ran_first(checkpoint: Checkpoint, where: Any) -> None:
+    gradients = []
+    for form in (checkpoint, plainly):
+        x = tracer.tensor([0.5, 2.0], dtype=torch.float64, requires_grad=True)
+        with use({torch.tanh: by_the_input}, where=where, expect=None):
+            y = nn.track(Stages(form))(x)
+        y.sum().backward()
+        gradients.append(x.grad)
+    assert torch.equal(*gradients)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from support import functions as f
 from support.checking import plain
 from support.memory import no_collector
 
+import ops_registry
 import tracer
 from ops_registry.errors import GlassgradError
 
@@ -377,3 +380,48 @@ def test_what_is_read_by_an_operator_method_is_not_taken_for_written() -> None:
     x = tracer.tensor([3.0], requires_grad=True)
     (g,) = torch.autograd.grad(Scaled.apply(x, torch.tensor([5.0])).sum(), x, create_graph=True)
     assert torch.autograd.grad(g.sum(), x)[0].tolist() == [10.0]
+
+
+class RunAgain(torch.autograd.Function):
+    """A checkpoint as packages write it for themselves."""
+
+    @staticmethod
+    def forward(ctx: Any, run: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.run = run
+        ctx.save_for_backward(x)
+        with torch.no_grad():
+            return run(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor | None]:
+        x = ctx.saved_tensors[0].detach().requires_grad_()
+        with torch.enable_grad():
+            y = ctx.run(x)
+        torch.autograd.backward(y, grad)
+        return None, x.grad
+
+
+@pytest.mark.parametrize("forward_inside", [True, False])
+@pytest.mark.parametrize("backward_inside", [True, False])
+def test_a_forward_that_backward_runs_again_keeps_the_rules_of_its_first_run(
+    forward_inside: bool, backward_inside: bool
+) -> None:
+    rules = ops_registry.use({torch.tanh: lambda grad, input: 10 * grad * input}, expect=None)
+    x = tracer.tensor([0.5], requires_grad=True)
+    with rules if forward_inside else nullcontext():
+        y = RunAgain.apply(torch.tanh, x)
+    with rules if backward_inside else nullcontext():
+        (y + 0 * x).backward()
+    assert x.grad.item() == pytest.approx(5.0 if forward_inside else 1 - math.tanh(0.5) ** 2)
+
+
+def test_a_forward_that_backward_runs_again_stands_where_it_stood() -> None:
+    class Part(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return RunAgain.apply(torch.tanh, x)
+
+    model, x = torch.nn.Sequential(Part(), Part()), tracer.tensor([0.5], requires_grad=True)
+    with ops_registry.use({torch.tanh: lambda grad: 10 * grad}, where="0", expect=None):
+        y = model(x)
+    y.backward()
+    assert x.grad.item() == pytest.approx(10 * (1 - y.item() ** 2))

@@ -12,6 +12,7 @@ from support.leaves import leaf32
 from support.models import Model
 
 import nn
+import ops_registry
 import tracer
 
 
@@ -256,3 +257,23 @@ def test_a_second_derivative_with_respect_to_a_parameter_raises() -> None:
     with pytest.raises(tracer.SecondDerivativeError, match="second derivative through torch:forward"):
         (g.sum() + 0 * model.linear.weight.sum()).backward()
     assert model.linear.weight.grad is None
+
+
+class Rectified(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.relu_(x * 2)
+
+
+def test_a_replaced_rule_that_compiled_code_would_not_take_is_refused() -> None:
+    x = leaf32(-1.0, 2.0)
+    model = torch.nn.Sequential(torch.jit.script(Rectified()), torch.nn.ReLU())
+    replaced = {torch.relu: lambda grad: 10 * grad}
+    with (
+        pytest.raises(ops_registry.UnsupportedCallError, match=r"rule for relu.*inside the compiled code of forward"),
+        ops_registry.use(replaced),
+    ):
+        model(x)
+    with ops_registry.use(replaced, where="1"), ops_registry.use({torch.tanh: lambda grad: grad}, expect=None):
+        y = model(x)
+    y.sum().backward()
+    assert x.grad.tolist() == [0.0, 20.0]

@@ -29,7 +29,7 @@ def test_each_time_step_of_a_loop_is_one_use() -> None:
             h = torch.tanh(F.linear(h, weight) + x[t])
         return h.pow(2).sum()
 
-    right = torch.autograd.grad(unrolled([torch.Tensor(c) if False else c for c in copies]), copies)
+    right = torch.autograd.grad(unrolled(copies), copies)
     report = tracer.contributions(w, unrolled([w] * 5))
     assert len(report.rows) == 5 and w.grad is None
     for wanted in right:

@@ -168,3 +168,11 @@ def test_other_rules_can_be_stepped_through() -> None:
     assert torch.equal(last.grad, torch.full((4,), 5.0, dtype=torch.float64))
     *_, plain = tracer.steps(loss)
     assert torch.equal(plain.grad, (x.detach() > 0).double())
+
+
+def test_a_long_graph_is_stepped_through() -> None:
+    x = leaf(1)
+    y = x
+    for _ in range(20_000):
+        y = y * 1.0
+    assert sum(1 for _ in tracer.steps(y.sum())) == 20_002

@@ -75,10 +75,13 @@ def _check_single_result(checked: CheckedRule, call: SampleCall, k: int) -> bool
     def one(leaves: list[Any]) -> Any:
         return tensors_of(call(leaves))[k]
 
+    def true_one(leaves: list[Any]) -> Any:
+        return tensors_of(call.truth(leaves))[k]
+
     pair: list[Derivatives] = []
     try:
-        for leaf in (native_leaf, tracked_leaf):
-            pair.append(differentiate(one, leaves_of(call.leaves, call.able, leaf), call.able, 1, leaf))
+        for leaf, function in ((native_leaf, true_one), (tracked_leaf, one)):
+            pair.append(differentiate(function, leaves_of(call.leaves, call.able, leaf), call.able, 1, leaf))
     except Exception as error:
         if pair and not declines(error):
             checked.fail_with(error, call, when=f"when result {k} alone has a gradient")
@@ -94,7 +97,7 @@ def _check_single_result(checked: CheckedRule, call: SampleCall, k: int) -> bool
 
 
 def check_memory(checked: CheckedRule, call: SampleCall) -> None:
-    """No more bytes are kept for backward than torch keeps."""
+    """No more bytes are kept for backward than torch keeps, or the rule's definition."""
     if not all(t.is_contiguous() for t in tensors_of(call.leaves) if t.layout == torch.strided):
         return  # an input with gaps keeps more than its values, one that is expanded less: which is kept would decide
     if checked.by_torch(call, call.able, 1) is None:
@@ -108,16 +111,20 @@ def check_memory(checked: CheckedRule, call: SampleCall) -> None:
         return
     checked.report.torch_bytes += theirs
     if ours > theirs and checked.options.memory:
-        detail = f"{ours} bytes, torch {theirs}; the rule saves {', '.join(checked.rule.saves)}"
+        whose = "torch" if call.definition is None else "its definition"
+        detail = f"{ours} bytes, {whose} {theirs}; the rule saves {', '.join(checked.rule.saves)}"
         advice = "name less in the formulas' parameters: result in place of input, x_shape in place of x"
-        checked.fail("keeps more memory than torch", detail, call, mistake=Mistake("memory", advice))
+        checked.fail(f"keeps more memory than {whose}", detail, call, mistake=Mistake("memory", advice))
 
 
 def check_tangents(checked: CheckedRule, call: SampleCall) -> None:
     """Where the rule says that its op is linear or its Jacobian symmetric: tangents that go through are those of its gradient."""
-    if not (checked.rule.linear or checked.rule.symmetric) or call.spelling.inplace:
+    said = checked.rule.symmetric.union(*checked.rule.linear)
+    if not said or call.spelling.inplace:
         return
     for wanted in call.subsets():
+        if not said.issuperset([call.names[i] for i in wanted]):
+            continue  # what is transposed says nothing of the words; a replaced formula need not be linear in the gradient at all
         try:
             pair = products(call, call.leaves, wanted)
         except Exception as error:

@@ -45,6 +45,7 @@ def check_rule(
     differences: bool = True,
     memory: bool = True,
     database: bool = True,
+    against: Callable[..., Any] | None = None,
 ) -> RuleReport:
     """Check the rule of ``op``: values, first and second derivatives, every spelling, dtypes, layouts in memory, memory kept.
 
@@ -57,6 +58,10 @@ def check_rule(
     differences in float64 (``differences=False`` for a kernel whose arguments depend on each other). ``dtypes`` are those to try; one that
     the op refuses is left out. ``memory=False`` lets the rule keep more than torch keeps.
 
+    Inside a ``use`` block it is the rule in force there. One that is not to be the derivative of the op is checked ``against`` its own
+    definition: a function of the op's arguments that has the op's value and, by torch's own autograd, the gradient that the rule is to
+    give, such as the ``apply`` of a ``torch.autograd.Function``. Differences are then left out, and memory is compared with what it saves.
+
     With ``CI`` in the environment, or a derandomised hypothesis profile, every run draws the same.
 
     Raises ``RuleCheckError``, which names the kind of mistake, the call and the file and line of the rule; also where there is no rule, or
@@ -66,7 +71,8 @@ def check_rule(
     if spelling is None:
         raise RuleCheckError(f"{op!r} has no rule: register one with ops_registry.backward first", "no rule")
     began = time.perf_counter()
-    options = CheckOptions(tuple(dtypes), torch_agrees, differences, memory)
+    own = against is None
+    options = CheckOptions(tuple(dtypes), torch_agrees or not own, differences and own, memory, against)
     report = RuleReport(op_name(op))
     for rule, main in _rules(op, spelling):
         if inputs is not None:
@@ -76,6 +82,12 @@ def check_rule(
             samples = itertools.chain(_derived(rule, main, max_examples), taken)
         _compare(rule, main, samples, options, report)
     report.seconds = time.perf_counter() - began
+    if not report.examples and report.definition_error is not None:
+        raise RuleCheckError(
+            f"the definition that {report.op} was to be checked against took none of its calls: {report.definition_error}. It is called as "
+            f"the op is.",
+            "nothing checked",
+        ) from report.definition_error
     if not report.examples:
         raise RuleCheckError(
             f"the arguments of {report.op} could not be guessed from its signature"
@@ -119,11 +131,24 @@ def _compare(rule: Rule, main: Spelling, samples: Iterable[Sample], options: Che
 # ---------------------------------------------------------------------------------------------- rules and spellings
 def _rules(op: Callable[..., Any], spelling: Spelling) -> list[tuple[Rule, Spelling]]:
     """The rule of the op with the spelling to call it by; one for each overload where they have rules of their own."""
-    if spelling.choose is None:
+    if not spelling.by_overload:
+        _refuse_scope(spelling)
         return [(spelling.rule, spelling if not spelling.inplace else _main(spelling.rule) or spelling)]
     prefix = f"{op_name(op)}."
-    found = [(r, _main(r)) for name, r in RULES.items() if name.startswith(prefix)]
-    return [(r, main) for r, main in found if main is not None]
+    mains = [_main(rule) for name, rule in RULES.items() if name.startswith(prefix)]
+    in_force = [(find(main.func) or main, main) for main in mains if main is not None]
+    for found, _ in in_force:
+        _refuse_scope(found)
+    return [(found.rule, main) for found, main in in_force]
+
+
+def _refuse_scope(spelling: Spelling) -> None:
+    if spelling.choose is not None:
+        raise RuleCheckError(
+            f"the rule of {spelling.rule.name} that is in force here holds in a scope alone (where=), and the calls of check_rule are made "
+            f"outside of it. Check it in a block without where=.",
+            "scoped",
+        )
 
 
 def _main(rule: Rule) -> Spelling | None:

@@ -33,8 +33,10 @@ class CheckedRule:
         for attempt in range(order, 0, -1):
             try:
                 leaves = leaves_of(call.leaves, wanted, native_leaf)
-                found = differentiate(call, leaves, wanted, attempt, native_leaf)
-            except Exception:
+                found = differentiate(call.truth, leaves, wanted, attempt, native_leaf)
+            except Exception as error:
+                if call.definition is not None:
+                    self.report.definition_error = error
                 continue
             # An op of somebody's own library that torch does not differentiate gives results without a history, and no error.
             known = any(g is not None for g in found.first) or not is_custom(self.main.func)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from enum import Enum
+from typing import Any
 
 import torch
 
@@ -18,7 +21,7 @@ from tracer.checks.rules.call_checks import (
 )
 from tracer.checks.rules.checked_rule import CheckedRule, certain_slope, declines
 from tracer.checks.rules.sample_call import SampleCall, cast, name_of
-from tracer.checks.rules.samples import Sample
+from tracer.checks.rules.samples import Sample, arranged
 from tracer.checks.tolerances import drawn_tolerance
 
 #: Of each source, so many samples are tried in the other dtypes, in the other spellings, and with an eye on the formulas.
@@ -41,6 +44,10 @@ class RuleComparison:
         self.checked, self.others = checked, others
         self.rule, self.main = checked.rule, checked.main
         self.options, self.report = checked.options, checked.report
+        #: ``against`` of arguments by name, where it was given.
+        self._definition: Callable[[dict[str, Any]], Any] | None = None
+        if self.options.against is not None:
+            self._definition = functools.partial(_define, self.options.against, self.main)
         self._tried: dict[str, int] = {}
         #: Whether torch's gradient of the present sample is another one than that of differences: then they say nothing in other dtypes.
         self._doubted = False
@@ -55,7 +62,7 @@ class RuleComparison:
         if self.options.dtypes and torch.float64 not in self.options.dtypes:
             dtype = self.options.dtypes[0]
             sample = Sample(cast(sample.values, dtype), sample.source)
-        if not self._check_main(SampleCall(self.rule, self.main, sample, dtype), turn):
+        if not self._check_main(self._call(self.main, sample, dtype), turn):
             return
         self._tried[sample.source] = turn + 1
         self.report.examples[sample.source] += 1
@@ -63,11 +70,14 @@ class RuleComparison:
             return
         if turn < OTHER_SPELLINGS:
             for spelling in self.others:
-                self._check_spelling(SampleCall(self.rule, spelling, sample, dtype))
+                self._check_spelling(self._call(spelling, sample, dtype))
         if turn < OTHER_DTYPES:
             for other in self.options.dtypes:
                 if other != dtype:
                     self._check_dtype(sample, other)
+
+    def _call(self, spelling: Spelling, sample: Sample, dtype: torch.dtype) -> SampleCall:
+        return SampleCall(self.rule, spelling, sample, dtype, self._definition)
 
     def _check_main(self, call: SampleCall, turn: int) -> bool:
         """In the first spelling: both orders, each set of inputs, torch and differences, memory. False for a call that torch refuses."""
@@ -96,7 +106,7 @@ class RuleComparison:
             self.report.spellings[name_of(call.spelling)] += 1
 
     def _check_dtype(self, sample: Sample, dtype: torch.dtype) -> None:
-        call = SampleCall(self.rule, self.main, Sample(cast(sample.values, dtype), sample.source), dtype)
+        call = self._call(self.main, Sample(cast(sample.values, dtype), sample.source), dtype)
         if self._compare(call, tuple(call.able), 1, everything=dtype.is_complex) is Answer.RIGHT:
             self.report.dtypes[str(dtype)[6:]] += 1
             if dtype is torch.complex128:
@@ -110,7 +120,10 @@ class RuleComparison:
     def _compare(self, call: SampleCall, wanted: tuple[int, ...], order: int, everything: bool = False) -> Answer:
         """Ours against torch's and, where ``everything`` is wanted, against differences."""
         theirs = self.checked.by_torch(call, wanted, order)
-        if theirs is None and (call.spelling is not self.main or not call.runs):
+        refused = call.spelling is not self.main or not call.runs
+        if call.definition is not None:  # it says nothing of what torch takes
+            refused, theirs = True, theirs if call.runs else None
+        if theirs is None and refused:
             self.report.refused += 1
             return Answer.UNKNOWN
         ours = self._ours(call, wanted, order, theirs)
@@ -189,6 +202,12 @@ class RuleComparison:
                 )
                 return False
         return True
+
+
+def _define(against: Callable[..., Any], main: Spelling, values: dict[str, Any]) -> Any:
+    """The definition, of arguments given as to the first spelling."""
+    args, kwargs = arranged(main, values)
+    return against(*args, **kwargs)
 
 
 def _names(call: SampleCall, wanted: tuple[int, ...]) -> tuple[str, ...]:

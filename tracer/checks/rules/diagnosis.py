@@ -16,12 +16,13 @@ from ops_registry.formula import Formula
 from ops_registry.rule import Rule
 from ops_registry.scopes import use
 from ops_registry.torch_private import tree_leaves
-from tracer.checks.derivatives import differentiate
+from tracer.checks.derivatives import Call, differentiate
 from tracer.checks.jacobians import Jacobian, from_rows, numerical_jacobians, unit_cotangents
 from tracer.checks.leaves import (
     SEED,
     can_have_gradient,
     leaves_of,
+    native_leaf,
     plain,
     random_like,
     requiring_grad,
@@ -165,7 +166,7 @@ def mistake_at(call: SampleCall, wanted: Sequence[int], position: int, order: in
     return None
 
 
-def _outputs_of(call: SampleCall, leaves: list[Any], wanted: Sequence[int], order: int) -> list[torch.Tensor]:
+def _outputs_of(call: Call, leaves: list[Any], wanted: Sequence[int], order: int) -> list[torch.Tensor]:
     """What is differentiated: the results of the call, or, for second derivatives, its gradients."""
     torch.manual_seed(SEED)
     live = requiring_grad(call(leaves))
@@ -177,7 +178,10 @@ def _outputs_of(call: SampleCall, leaves: list[Any], wanted: Sequence[int], orde
 
 
 def _measured(call: SampleCall, values: list[Any], wanted: Sequence[int], position: int, order: int) -> list[Jacobian]:
-    """The Jacobians of the outputs with respect to one leaf, by differences."""
+    """The Jacobians of the outputs with respect to one leaf, by differences; of a definition by torch's own autograd."""
+    if call.definition is not None:
+        leaves = leaves_of(values, wanted, native_leaf)
+        return [_analytic(output, leaves[position]) for output in _outputs_of(call.truth, leaves, wanted, order)]
     moved = [v.clone() if isinstance(v, torch.Tensor) else v for v in values]
 
     def outputs() -> list[torch.Tensor]:

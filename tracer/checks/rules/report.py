@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 
@@ -16,6 +18,8 @@ class CheckOptions:
     torch_agrees: bool = True
     differences: bool = True
     memory: bool = True
+    #: What the rule is to be the gradient of, where that is not the op.
+    against: Callable[..., Any] | None = None
 
 
 @dataclass
@@ -45,6 +49,8 @@ class RuleReport:
     kept_bytes: int = 0
     torch_bytes: int = 0
     seconds: float = 0.0
+    #: The last error of ``against``, in a call that the op takes.
+    definition_error: Exception | None = None
 
     def __str__(self) -> str:
         sources = ", ".join(f"{n} {source}" for source, n in self.examples.items())
