@@ -108,14 +108,17 @@ class Forward:
         if worst >= bad:
             self.origin[call.serial] = self.origin[next(s for s in given if self.badness[s] >= bad)]
             return
-        if given and (before := self.origin[given[0]]).source != "constant":
+        made = [self.origin[serial] for serial in given]
+        before = next((birth for birth in made if birth.source != "constant"), None)
+        if before is not None:
             before.turned = before.turned or call  # inf - inf, 0 * inf
             self.origin[call.serial] = before
             return
         birth = self._born(call, bad)
-        if given:
-            birth.infinities = self.origin[given[0]].call
-            self.origin[given[0]].told = True
+        if made:
+            birth.infinities = made[0].call
+            for one in made:
+                one.told = True
         self.births.append(birth)
         self.origin[call.serial] = birth
 
@@ -132,7 +135,7 @@ class Forward:
                     return Birth(call, bad, "parameter", parent.variable, [name])
             elif isinstance(parent, Node) and _home(parent).serial not in self.calls:
                 return Birth(call, bad, "before", None, [name])
-        constants = [name for name in held if parents.get(name) is None]
+        constants = [name for name in held if _is_constant(parents.get(name), given[name], bad)]
         if constants:
             return Birth(call, bad, "data" if bad == NAN else "constant", None, constants)
         if node is None:
@@ -199,6 +202,13 @@ class Forward:
                 if serial in self.origin:
                     return self.origin[serial]
         return None
+
+
+def _is_constant(parent: Any, value: Any, bad: int) -> bool:
+    """Whether what is bad in an argument came from no call and no leaf; ``parent`` has the nodes of a list of tensors."""
+    if type(parent) is not tuple:
+        return parent is None
+    return any(p is None and badness_of(v) >= bad for p, v in zip(parent, value, strict=False))
 
 
 def _home(node: Node) -> Node:

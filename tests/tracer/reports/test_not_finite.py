@@ -160,6 +160,16 @@ def test_data_that_a_rule_did_not_save_is_found_too() -> None:
     assert asked(lambda x: (x + torch.tensor([1.0, NAN])).sum(), leaf(1.0, 2.0)).rows[0].born == "data"
 
 
+def test_data_in_a_list_is_found() -> None:
+    row = asked(lambda x: torch.cat([x, torch.tensor([NAN])]).sum(), leaf(1.0), values=True).rows[0]
+    assert row.born == "data" and row.values == "its argument tensors holds nan"
+
+
+def test_a_nan_of_infinities_that_the_program_puts_in_is_the_root() -> None:
+    (row,) = asked(lambda x: (x * INF - x * INF).sum(), leaf(1.0), loss=False)
+    assert (row.op, row.what) == ("sub", "nan") and "of the infinities of mul" in row.values
+
+
 def test_a_leaf_with_a_nan_is_called_so() -> None:
     report = asked(lambda x: x.sqrt().sum(), leaf(1.0, NAN))
     assert report.rows[0].born == "leaf" and "the leaf float32[2] has a nan" in report.verdict
