@@ -136,6 +136,9 @@ def _tensor_apart(name: str, one: torch.Tensor, other: torch.Tensor) -> _Apart:
         allowed = _allowed(str(one.dtype).removeprefix("torch."), str(other.dtype).removeprefix("torch."))
         if one.shape != other.shape:
             return _Apart(math.inf, allowed, f"shape {tuple(one.shape)} against {tuple(other.shape)}")
+        alike = one.device == other.device and one.dtype is other.dtype and one.layout is other.layout is torch.strided
+        if alike and not one.is_meta and torch.equal(one, other):
+            return _Apart(0.0, allowed)  # mostly, and quickly found out
         x, y = dense_on_cpu(one), dense_on_cpu(other)
         if x is None or y is None or not x.numel():
             return _Apart(0.0, allowed)
