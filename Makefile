@@ -31,6 +31,7 @@ bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/checkpointing.py
 	$(BIN)/python benchmarks/lifetimes.py
 	$(BIN)/python benchmarks/scopes.py
+	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/slowest_rules.py
 
 # One stamp a set of extras: what is installed already is not installed again.

@@ -123,6 +123,12 @@ def known_paths() -> list[str]:
     return sorted({path for paths in list(_paths.values()) for path in paths})
 
 
+def named_modules() -> list[tuple[tuple[str, ...], torch.nn.Module]]:
+    """Every module alive that has names, with its paths."""
+    found = [(key, reference()) for key, reference in list(_modules.items())]
+    return [(_paths.get(key, NO_MODULE), module) for key, module in found if module is not None]
+
+
 def run_as_at(site: Site, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Run ``function`` as if it had been called at ``site``: a stretch that is run again in backward stands where it stood in forward.
 

@@ -45,8 +45,15 @@ if TYPE_CHECKING:
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
     from tracer.reports.explain import explain
+    from tracer.reports.fingerprints import fingerprint
+    from tracer.reports.memory import memory
+    from tracer.reports.not_finite import find_nan
+    from tracer.reports.parting import compare
     from tracer.reports.picture import draw
+    from tracer.reports.repeats import repeats
     from tracer.reports.steps import steps
+    from tracer.reports.timings import timings
+    from tracer.reports.ways import path
     from tracer.reports.why import why
 
 __all__ = [
@@ -83,21 +90,28 @@ __all__ = [
     "check_rule",
     "checkpoint",
     "checkpoint_sequential",
+    "compare",
     "conservation",
     "contributions",
     "draw",
     "explain",
     "fallback",
+    "find_nan",
+    "fingerprint",
     "func",
     "grad",
     "gradcheck",
     "gradgradcheck",
     "graph_of",
+    "memory",
+    "path",
+    "repeats",
     "replay",
     "save_on_cpu",
     "saved_tensors_hooks",
     "steps",
     "tensor",
+    "timings",
     "track",
     "why",
 ]
@@ -108,13 +122,20 @@ _install()
 _LATER = {
     "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
+    "compare": "tracer.reports.parting",
     "conservation": "tracer.reports.conservation",
     "contributions": "tracer.reports.contributions",
+    "find_nan": "tracer.reports.not_finite",
+    "fingerprint": "tracer.reports.fingerprints",
     "draw": "tracer.reports.picture",
     "explain": "tracer.reports.explain",
     "gradcheck": "tracer.checks.gradcheck",
     "gradgradcheck": "tracer.checks.gradcheck",
+    "memory": "tracer.reports.memory",
+    "repeats": "tracer.reports.repeats",
+    "path": "tracer.reports.ways",
     "steps": "tracer.reports.steps",
+    "timings": "tracer.reports.timings",
     "why": "tracer.reports.why",
 }
 

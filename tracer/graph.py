@@ -69,6 +69,8 @@ class Graph:
         self._calls = CallNotes(sites=sites) if sites or finite else None
         self._cuts = CutNotes() if sites else None
         self._finite = FiniteNotes() if finite else None
+        #: Whether it is noted of each result whether it is finite.
+        self.notes_finite = finite
         #: Whether arguments and results are kept.
         self.keeps_values = values
         self._nodes: list[weakref.ref[Node]] = []
@@ -144,6 +146,13 @@ class Graph:
         if self._finite is not None:
             self._finite.read()
         return self._calls.calls({node.serial for node in self.nodes()}, self._finite)
+
+    def dropped(self) -> tuple[int, int]:
+        """How many notes of calls that are gone have been dropped, for the bound that the class states, and the highest number of those.
+
+        The number is -1 where there are none.
+        """
+        return (0, -1) if self._calls is None else (self._calls.dropped, self._calls.last_dropped)
 
     def cuts(self) -> list[Cut]:
         """Every place where a history ended while the graph was open, oldest first; one that came again stands where it came last.

@@ -31,6 +31,8 @@ class Call:
     alive: bool
     #: Whether what it returned was finite; None without ``finite``, and where it cannot be told.
     finite: bool | None = None
+    #: Its smallest and largest element, both nan where it had one; None where ``finite`` is, and for integers.
+    extremes: tuple[float, float] | None = None
 
 
 class CallNotes:
@@ -42,6 +44,9 @@ class CallNotes:
         self._notes: dict[int, tuple[Any, ...]] = {}
         self._limit = 2 * KEPT_CALLS
         self._most_alive = 0
+        #: How many notes have been dropped, and the highest serial number among them.
+        self.dropped = 0
+        self.last_dropped = -1
 
     def note(self, node: Node) -> bool:
         """Note the call of ``node``. Returns whether it is time to ``drop`` some."""
@@ -59,6 +64,8 @@ class CallNotes:
         gone = [serial for serial in self._notes if serial not in alive]
         for serial in gone[: max(0, len(gone) - room)]:
             del self._notes[serial]
+            self.dropped += 1
+            self.last_dropped = serial
         # So that each note is looked at a constant number of times on average.
         self._limit = 2 * max(len(self._notes), KEPT_CALLS)
 
@@ -67,14 +74,17 @@ class CallNotes:
 
     def calls(self, alive: set[int], finite: FiniteNotes | None) -> list[Call]:
         """Every call that is noted, oldest first."""
+        if finite is None:
+            return [Call(s, note[0], Site(*note[:4]), note[4:], s in alive) for s, note in self._notes.items()]
         return [
-            Call(s, note[0], Site(*note[:4]), note[4:], s in alive, None if finite is None else finite.of(s))
+            Call(s, note[0], Site(*note[:4]), note[4:], s in alive, finite.of(s), finite.extremes_of(s))
             for s, note in self._notes.items()
         ]
 
     def clear(self) -> None:
         """Forget all calls."""
         self._notes.clear()
+        self.dropped, self.last_dropped = 0, -1
 
 
 def serials(parents: Iterable[Any]) -> list[int]:

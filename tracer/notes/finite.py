@@ -1,4 +1,4 @@
-"""Whether the result of each call is finite, found out without waiting for it.
+"""Whether the result of each call is finite, and between what it lies, found out without waiting for it.
 
 At the call only its smallest and largest element are taken, as tensors of no dimension on the call's own device: NaN wins in both. They are
 put together some hundreds at a time, still unread, and read when somebody asks.
@@ -6,6 +6,7 @@ put together some hundreds at a time, still unread, and read when somebody asks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Container
 from typing import Any
 
@@ -19,8 +20,25 @@ _TOGETHER = 256
 #: Up to this many elements one kernel for both extremes is faster than one for each.
 _SMALL = 4096
 
+#: Smallest and largest element.
+Extremes = tuple[float, float]
+#: Those of no element at all.
+_NONE: Extremes = (math.inf, -math.inf)
+
 _PLAIN = torch.Tensor
 _USUAL = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
+
+
+def is_finite(extremes: Extremes) -> bool:
+    """Whether all that lies between these is finite."""
+    low, high = extremes
+    return low > -math.inf and high < math.inf  # nan is neither
+
+
+def joined(one: Extremes, other: Extremes) -> Extremes:
+    """Those of both together: nan wins."""
+    has_nan = any(value != value for value in (*one, *other))
+    return (math.nan, math.nan) if has_nan else (min(one[0], other[0]), max(one[1], other[1]))
 
 
 class FiniteNotes:
@@ -30,10 +48,10 @@ class FiniteNotes:
         #: Results whose extremes stand alone so far: the number of the call, and its smallest and largest element.
         self._numbers: list[int] = []
         self._extremes: list[torch.Tensor] = []
-        #: Of many calls each: their numbers, and for each number whether what stands for it is finite, unread.
+        #: Of many calls each: their numbers, and for each number its extremes, unread.
         self._together: list[tuple[list[int], torch.Tensor]] = []
         #: What has been read. Not there: it cannot be told.
-        self._known: dict[int, bool] = {}
+        self._known: dict[int, Extremes] = {}
         #: Calls with a result that has no extremes (float8, meta).
         self._unknown: set[int] = set()
 
@@ -53,11 +71,11 @@ class FiniteNotes:
     def _take(self, serial: int, tensor: torch.Tensor) -> bool:
         """Note the extremes of one result. Returns False where it has none."""
         try:
-            self._extremes += tensor.aminmax() if tensor.numel() <= _SMALL else (tensor.amax(), tensor.amin())
+            self._extremes += tensor.aminmax() if tensor.numel() <= _SMALL else (tensor.amin(), tensor.amax())
         except RuntimeError:  # no element, or no kernel for the dtype
             if tensor.numel():
                 return False
-            self._known.setdefault(serial, True)
+            self._known.setdefault(serial, _NONE)
             return True
         self._numbers.append(serial)
         return True
@@ -73,7 +91,7 @@ class FiniteNotes:
         if tensor.dtype.is_complex:
             tensor = torch.view_as_real(tensor.resolve_conj())
         if not tensor.dtype.is_floating_point:
-            self._known.setdefault(serial, True)
+            self._known.setdefault(serial, _NONE)
             return True
         return self._take(serial, tensor)
 
@@ -95,31 +113,37 @@ class FiniteNotes:
 
     def _put(self, numbers: list[int], extremes: list[torch.Tensor]) -> None:
         with DisableTorchFunctionSubclass(), torch.no_grad():
-            finite = (
-                torch.stack(extremes).isfinite().view(-1, 2).all(1)
-            )  # dtypes are promoted, which keeps what is finite finite
-        if finite.is_meta:
+            pairs = torch.stack(extremes).view(-1, 2)  # dtypes are promoted, which keeps the values
+        if pairs.is_meta:
             self._unknown.update(numbers)
         else:
-            self._together.append((numbers, finite))
+            self._together.append((numbers, pairs))
 
     def read(self) -> None:
         """Wait for what has been noted so far."""
         self._put_together()
-        for numbers, finite in self._together:
-            for serial, value in zip(numbers, finite.tolist(), strict=True):
-                self._known[serial] = value and self._known.get(serial, True)
+        for numbers, pairs in self._together:
+            for serial, (low, high) in zip(numbers, pairs.tolist(), strict=True):
+                self._known[serial] = joined(self._known.get(serial, _NONE), (low, high))
         self._together = []
 
     def of(self, serial: int) -> bool | None:
         """Whether the results of a call were finite when it was made, as far as that has been read; None where it cannot be told."""
         known = self._known.get(serial)
-        return None if known and serial in self._unknown else known
+        if known is None:
+            return None
+        finite = is_finite(known)
+        return None if finite and serial in self._unknown else finite
+
+    def extremes_of(self, serial: int) -> Extremes | None:
+        """Smallest and largest element of the results of a call, both nan where it has one; None where none are known."""
+        known = self._known.get(serial)
+        return None if known is None or known == _NONE or (serial in self._unknown and is_finite(known)) else known
 
     def drop(self, kept: Container[int]) -> None:
         """Forget all calls but those ``kept``."""
         self._put_together()
-        self._together = [(numbers, finite) for numbers, finite in self._together if any(n in kept for n in numbers)]
+        self._together = [pair for pair in self._together if any(n in kept for n in pair[0])]
         self._known = {serial: value for serial, value in self._known.items() if serial in kept}
         self._unknown = {serial for serial in self._unknown if serial in kept}
 

@@ -63,8 +63,8 @@ class LevelRecorder:
         """Let the versions of what ``node`` saved be those of the memory beneath the batch."""
         node.saved_versions = physical_versions(node.saved_versions)
         if self._outer is not None:
-            # What is a batch inside the level is nobody's when that has ended.
-            self._outer.note(node, None if any(map(is_batched, tensors_in(result))) else result)
+            # What is a batch inside the level is nobody's when that has ended: the memory beneath it is looked at.
+            self._outer.note(node, [physical(tensor) for tensor in tensors_in(result)])
 
 
 class _State(threading.local):

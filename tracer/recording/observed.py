@@ -5,7 +5,7 @@ An observer stands in the table of rules, so that a call without one costs nothi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ops_registry.binding import Kind, ObservedSpelling, Spelling
@@ -18,23 +18,29 @@ Observe = Callable[[Spelling, Callable[..., Any], tuple[Any, ...], dict[str, Any
 class ObservedTable(Layer):
     """The rules of the table beneath, with ``observe`` for the calls that ``wanted(spelling)`` holds for.
 
-    In-place writes, decompositions and functions without a rule go their own ways; the parts of the last two are observed.
+    Decompositions and functions without a rule go their own ways, and their parts are observed; so do calls of all ``kinds`` but those
+    named: in-place writes, and ops that never carry a gradient, unless they are.
     """
 
     def __init__(
-        self, beneath: Mapping[Callable[..., Any], Spelling], wanted: Callable[[Spelling], bool], observe: Observe
+        self,
+        beneath: Mapping[Callable[..., Any], Spelling],
+        wanted: Callable[[Spelling], bool],
+        observe: Observe,
+        kinds: Collection[Kind] = (Kind.RULE,),
     ) -> None:
         super().__init__(beneath)
         self.wanted = wanted
         self.observe = observe
+        self.kinds = {*kinds, Kind.OBSERVED}
 
     def over(self, outer: Mapping[Callable[..., Any], Spelling]) -> ObservedTable:
         """The same over another table."""
-        return ObservedTable(outer, self.wanted, self.observe)
+        return ObservedTable(outer, self.wanted, self.observe, self.kinds)
 
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         spelling = self.outer[key]
-        if spelling.kind in (Kind.RULE, Kind.OBSERVED) and self.wanted(spelling):
+        if spelling.kind in self.kinds and self.wanted(spelling):
             spelling = ObservedSpelling(spelling, self.observe)
         self[key] = spelling
         return spelling

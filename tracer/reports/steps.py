@@ -98,7 +98,7 @@ class SteppedSweep(Replay):
         self._begin_at(roots)
         order = hooked_leaves_early(backward_order(list(self.grads)))
         self.targets = {node for node in order if isinstance(node, Leaf)}
-        self.needed = set(order)
+        self.needed = None  # all of them: no set of them is to be gone through at every halt
         for node in order:
             step = self._halt_after(node, order)
             if step is not None:

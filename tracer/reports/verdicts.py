@@ -15,9 +15,9 @@ from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
+from tracer.reports.bad_values import birth_in_forward, given_bad_values
 from tracer.reports.causes import FIX_CUT, FIX_ZERO, NOT_FINITE, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
 from tracer.reports.evidence import ABSENT, FINE, INF, NAN, NUMBERS, Evidence, Origin, call_of, kind_of
-from tracer.reports.bad_values import birth_in_forward, given_bad_values
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at

@@ -1,0 +1,223 @@
+"""Where nan and inf are born in the forward pass: the calls whose result is worse than all that they were given."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ops_registry.sites import named_modules
+from tracer.func.vmapped import VmapNode
+from tracer.graph import Graph
+from tracer.node import Leaf, Node, Output, flat
+from tracer.notes.calls import Call, serials
+from tracer.recording.parents import any_node
+from tracer.reports.badness import FINITE, NAN, badness_of, of_extremes
+from tracer.reports.known_values import known_values
+from tracer.reports.repairs import makes_nan
+from tracer.reports.steps import input_names
+
+#: Ops that only place what they are given: of finite numbers they make nothing else.
+_PLACING = frozenset(
+    (
+        "__getitem__", "__setitem__", "cat", "clamp", "clamp_max", "clamp_min", "clone", "constant_pad_nd", "copy_", "expand", "fill",
+        "gather", "hstack", "index_copy", "index_fill", "index_put", "masked_fill", "masked_scatter", "max.other", "maximum", "min.other",
+        "minimum", "nan_to_num", "pad", "put", "scatter.src", "scatter.value", "select_scatter", "slice_scatter", "stack", "vstack",
+        "where", "write_region",
+    )
+)  # fmt: skip
+#: Ops whose result is at most as far out as the sum of what they are given.
+_ADDING = frozenset(("add", "rsub", "sub"))
+#: Far from where a sum overflows in any dtype but float16.
+_MODERATE = 1e37
+
+
+@dataclass(eq=False)
+class Birth:
+    """One call at which nan or inf came up."""
+
+    call: Call
+    badness: int
+    #: ``forward``: the call made it of finite inputs. ``parameter``: a leaf that requires grad held it. ``data``: a constant did.
+    #: ``constant``: an infinity that the program puts in, as masks do. ``before``: its input was made outside of the graph. ``dropped``:
+    #: the notes of what it was given are gone.
+    source: str
+    #: The leaf that held it, and the names of the arguments that did.
+    leaf: torch.Tensor | None = None
+    arguments: list[str] = field(default_factory=list)
+    #: The call that put in the infinities that became nan here.
+    infinities: Call | None = None
+    #: The call that made nan of the inf that was born here.
+    turned: Call | None = None
+    #: Whether it comes to the loss; without a loss, whether it comes to a result that no call took.
+    reaches: bool = False
+    #: The first call that took what is bad and gave finite numbers.
+    stopped: Call | None = None
+    #: It stands for itself in no row: it is told with what it led to.
+    told: bool = False
+
+
+class Forward:
+    """The calls of a graph, how bad the result of each is, and where that began."""
+
+    def __init__(self, graph: Graph, loss: Node | None) -> None:
+        self.calls = {call.serial: call for call in sorted(graph.calls(), key=lambda call: call.serial)}
+        self.nodes = {node.serial: node for node in graph.nodes()}
+        self.dropped, self._last_dropped = graph.dropped()
+        self._leaves = self._find_leaves(loss)
+        #: For what a call inside of torch.vmap was given from outside: the number of that.
+        self._outside: dict[int, int] = {}
+        for node in self.nodes.values():
+            if isinstance(node, VmapNode):
+                for limit, parent in zip(node.limits, node.parents, strict=False):
+                    self._outside.update(zip(serials((limit,)), serials((parent,)), strict=False))
+        self.badness: dict[int, int] = {}
+        self.births: list[Birth] = []
+        #: By the number of a call whose result is bad: where that began.
+        self.origin: dict[int, Birth] = {}
+        #: By the number of a leaf: the last call that took it and gave finite numbers.
+        self.was_fine: dict[int, Call] = {}
+        for call in self.calls.values():
+            self._look_at(call)
+        self._follow(loss)
+
+    def _find_leaves(self, loss: Node | None) -> dict[int, torch.Tensor]:
+        ends = [parent for node in self.nodes.values() for parent in flat(node.parents)]
+        ends += [n for _, m in named_modules() for p in m._parameters.values() if p is not None and (n := any_node(p))]
+        ends += [] if loss is None else [loss]
+        return {n.serial: n.variable for n in ends if isinstance(n, Leaf) and n.variable is not None}
+
+    def parents(self, call: Call) -> Iterator[int]:
+        """The numbers of what a call was given; of a level of torch.vmap also those of what it returns."""
+        for serial in call.parents:
+            yield self._outside.get(serial, serial)
+        node = self.nodes.get(call.serial)
+        if isinstance(node, VmapNode):
+            yield from serials(node.roots)
+
+    def _look_at(self, call: Call) -> None:
+        bad = self.badness[call.serial] = of_extremes(call.finite, call.extremes)
+        if bad == FINITE:
+            if call.finite:
+                self.was_fine.update((serial, call) for serial in call.parents if serial in self._leaves)
+            return
+        given = [serial for serial in self.parents(call) if self.badness.get(serial)]
+        worst = max((self.badness[serial] for serial in given), default=FINITE)
+        if worst >= bad:
+            self.origin[call.serial] = self.origin[next(s for s in given if self.badness[s] >= bad)]
+            return
+        made = [self.origin[serial] for serial in given]
+        before = next((birth for birth in made if birth.source != "constant"), None)
+        if before is not None:
+            before.turned = before.turned or call  # inf - inf, 0 * inf
+            self.origin[call.serial] = before
+            return
+        birth = self._born(call, bad)
+        if made:
+            birth.infinities = made[0].call
+            for one in made:
+                one.told = True
+        self.births.append(birth)
+        self.origin[call.serial] = birth
+
+    def _born(self, call: Call, bad: int) -> Birth:
+        """What is known of how a call came by a result that is worse than those of the calls before."""
+        node = self.nodes.get(call.serial)
+        given = {name: value for name, value in known_values(node).items() if name != "result"}
+        held = {name: b for name, value in given.items() if (b := badness_of(value)) >= bad}
+        parents = {} if node is None else dict(zip(input_names(node), node.parents, strict=False))
+        for name in held:
+            parent = parents.get(name)
+            if isinstance(parent, Leaf):
+                if self._held(call, node, parent.variable, name):
+                    return Birth(call, bad, "parameter", parent.variable, [name])
+            elif isinstance(parent, Node) and _home(parent).serial not in self.calls:
+                return Birth(call, bad, "before", None, [name])
+        constants = [name for name in held if _is_constant(parents.get(name), given[name], bad)]
+        if constants:
+            return Birth(call, bad, "data" if bad == NAN else "constant", None, constants)
+        if node is None:
+            for serial in call.parents:
+                leaf = self._leaves.get(serial)
+                if leaf is not None and badness_of(leaf) >= bad and self._held(call, None, leaf, None):
+                    return Birth(call, bad, "parameter", leaf)
+        if self._only_places(call):
+            return Birth(call, bad, "data" if bad == NAN else "constant")
+        if any(s not in self.calls and s not in self._leaves and s <= self._last_dropped for s in call.parents):
+            return Birth(call, bad, "dropped")
+        return Birth(call, bad, "forward")
+
+    @staticmethod
+    def _held(call: Call, node: Node | None, leaf: torch.Tensor | None, name: str | None) -> bool:
+        """Whether a leaf that is bad now was so when the call took it: an optimiser's step may have made it so since."""
+        if leaf is None or leaf._version == 0 or not makes_nan(call.op):
+            return True
+        return node is not None and (node.values is not None or name in node.saved_names or leaf.grad is None)
+
+    def _only_places(self, call: Call) -> bool:
+        """Whether the op cannot have made it of finite numbers itself: a constant held it."""
+        if call.op in _PLACING:
+            return True
+        if call.op not in _ADDING:
+            return False
+        known = [self.calls[s].extremes for s in self.parents(call) if s in self.calls]
+        known += [
+            None if (leaf := self._leaves.get(s)) is None else _extent(leaf)
+            for s in call.parents
+            if s not in self.calls
+        ]
+        node = self.nodes.get(call.serial)
+        half = node is not None and node.dtype is torch.float16
+        limit = 1e4 if half else _MODERATE
+        return all(e is not None and max(abs(e[0]), abs(e[1])) < limit for e in known) and len(known) < 2
+
+    def _follow(self, loss: Node | None) -> None:
+        """Find out where what was born comes to."""
+        end = None if loss is None else _home(loss).serial
+        if end not in self.calls:
+            end = None
+        reaching: set[int] = set()
+        taken: set[int] = set()
+        for call in reversed(self.calls.values()):
+            bad = self.badness[call.serial] != FINITE
+            if bad and (call.serial == end or (end is None and call.serial not in taken)):
+                reaching.add(call.serial)
+            for serial in self.parents(call):
+                if self.badness.get(serial):
+                    taken.add(serial)
+                    if bad and call.serial in reaching:
+                        reaching.add(serial)
+                    if not bad:
+                        self.origin[serial].stopped = call
+        for birth in self.births:
+            birth.reaches = birth.call.serial in reaching
+
+    def origin_of_gradient(self, node: Node) -> Birth | None:
+        """Where the numbers came from that a rule cannot use: the result of the call, or one that it was given."""
+        inside: list[Any] = list(node.inside) if isinstance(node, VmapNode) else []
+        for one in (node, *inside):
+            for serial in (one.serial, *serials(one.parents)):
+                if serial in self.origin:
+                    return self.origin[serial]
+        return None
+
+
+def _is_constant(parent: Any, value: Any, bad: int) -> bool:
+    """Whether what is bad in an argument came from no call and no leaf; ``parent`` has the nodes of a list of tensors."""
+    if type(parent) is not tuple:
+        return parent is None
+    return any(p is None and badness_of(v) >= bad for p, v in zip(parent, value, strict=False))
+
+
+def _home(node: Node) -> Node:
+    """The call that a node is a result of."""
+    return node.parents[0] if isinstance(node, Output) and node.parents else node
+
+
+def _extent(leaf: torch.Tensor) -> tuple[float, float] | None:
+    if badness_of(leaf) != FINITE or not leaf.is_floating_point() or not leaf.numel():
+        return None
+    largest = float(leaf.detach().abs().max())
+    return -largest, largest

@@ -1,0 +1,144 @@
+"""Where nan and inf are born in the backward pass: the rules, hooks and sums that make them of finite gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ops_registry.errors import GlassgradError
+from tracer.func.vmapped import VmapNode
+from tracer.node import Bridge, Leaf, Node, Output, flat
+from tracer.reports.badness import around, at, bad_elements, badness_of, element
+from tracer.reports.known_values import known_values
+from tracer.reports.steps import Step, input_names, steps
+
+#: Of so many the values around are told.
+_TOLD = 50
+
+
+@dataclass(eq=False)
+class GradientBirth:
+    """One step of backward at which nan or inf came up."""
+
+    node: Node
+    badness: int
+    #: ``rule``, ``hook``, or ``sum`` of several gradients.
+    source: str
+    #: The gradient that it made, and what the call had been given and had returned at the same place.
+    gradient: str
+    given: str
+    #: Whether the gradient that came in was 0 there: a branch that was not taken.
+    zero_gradient: bool
+    #: Whether it comes to a leaf.
+    reaches: bool = False
+    #: The call whose rule made nan of the inf that was born here.
+    turned: Node | None = None
+
+
+class Backward:
+    """The backward pass of ``loss``, and where its gradients stop to be finite."""
+
+    def __init__(self, loss: torch.Tensor) -> None:
+        self.births: list[GradientBirth] = []
+        #: Why the pass could not be gone through to its end.
+        self.error: GlassgradError | None = None
+        #: Leaves whose gradient is bad.
+        self.leaves: list[torch.Tensor] = []
+        #: By node: what is behind the bad gradient that was sent to it; and where it sent one, in the order of the pass.
+        self._from: dict[Node, GradientBirth] = {}
+        self._sends: dict[Node, list[Node]] = {}
+        try:
+            one = torch.ones(loss.shape, dtype=loss.dtype, device=loss.device)
+            for step in steps(loss, one):
+                self._look_at(step)
+        except GlassgradError as error:
+            self.error = error
+        self._follow()
+
+    def _look_at(self, step: Step) -> None:
+        node = step.node
+        came = badness_of(step.grad)
+        behind = self._from.pop(node, None)
+        if came and behind is None:
+            extras = node.extras
+            heard = extras is not None and bool(extras.hooks or extras.prehooks or extras.output_hooks)
+            gradient = _gradient(step.grad, "gradient", None) if len(self.births) < _TOLD else ""
+            behind = GradientBirth(node, came, "hook" if heard else "sum", gradient, "", False)
+            self.births.append(behind)
+        if came and isinstance(node, Leaf | Bridge):
+            self._sends[node] = []
+            if step.tensor is not None:
+                self.leaves.append(step.tensor)
+        bad = [(badness_of(grad), name, parent, grad) for name, parent, grad in _passed_on(step)]
+        bad = [item for item in bad if item[0]]
+        if not bad:
+            return
+        worst = max(bad, key=lambda item: item[0])
+        if not came:
+            behind = self._born(step, worst[0], worst[1], worst[3])
+        assert behind is not None
+        if worst[0] > max(came, behind.badness) and behind.turned is None:
+            behind.turned = node
+        for _, _, parent, _ in bad:
+            home = parent.parents[0] if isinstance(parent, Output) and parent.parents else parent
+            self._from.setdefault(home, behind)
+            self._sends.setdefault(node, []).append(home)
+
+    def _born(self, step: Step, bad: int, name: str, grad: torch.Tensor) -> GradientBirth:
+        node = step.node
+        came = step.grad if isinstance(step.grad, torch.Tensor) else None
+        zero = False
+        gradient = given = ""
+        if len(self.births) < _TOLD:
+            where, _ = bad_elements(grad)
+            zero = bool(where) and came is not None and element(came, where[0], grad.shape) in ("0", "-0")
+            gradient = _gradient(grad, f"gradient of {name}" if name.isidentifier() else "gradient", came)
+            given = around(where[0], grad.shape, known_values(node)) if where else ""
+        hooked = node.extras is not None and bool(node.extras.post_hooks)
+        birth = GradientBirth(node, bad, "hook" if hooked else "rule", gradient, given, zero)
+        self.births.append(birth)
+        return birth
+
+    def _follow(self) -> None:
+        """Which of them come to a leaf."""
+        reaching: set[Node] = set()
+        for node, sent in reversed(self._sends.items()):
+            if isinstance(node, Leaf | Bridge) or not reaching.isdisjoint(sent):
+                reaching.add(node)
+        for birth in self.births:
+            birth.reaches = birth.node in reaching or self.error is not None
+
+
+def _passed_on(step: Step) -> Iterator[tuple[str, Node, torch.Tensor]]:
+    """Each gradient that goes on, with its name and the node that it goes to."""
+    for name, parent, grad in zip(input_names(step.node), step.node.parents, step.inputs, strict=False):
+        if grad is None:
+            continue
+        if type(parent) is not tuple:
+            yield name.lstrip("_"), parent, grad
+            continue
+        for i, (one, g) in enumerate(zip(parent, grad, strict=True)):
+            if one is not None and g is not None:
+                yield f"{name}[{i}]", one, g
+
+
+def _gradient(grad: Any, title: str, came: torch.Tensor | None) -> str:
+    """The first bad element of a gradient, how many there are, and what came in there."""
+    if not isinstance(grad, torch.Tensor):
+        return ""
+    where, count = bad_elements(grad)
+    if not where:
+        return ""
+    told = f"{at(title, where[0])} = {element(grad, where[0], grad.shape)}"
+    if count > 1:
+        told += f" ({count} of {grad.numel()} elements)"
+    arrived = None if came is None else element(came, where[0], grad.shape)
+    return told if arrived is None else f"{told} for an incoming one of {arrived}"
+
+
+def inside(node: Node) -> list[Node]:
+    """The calls that a step stands for, where it is one for many."""
+    return sorted(flat(tuple(node.inside)), key=lambda n: n.serial) if isinstance(node, VmapNode) else []
