@@ -252,6 +252,11 @@ def _by_op(rules: Replacements) -> dict[str, _Replacement]:
     return found
 
 
+def _covering(replacements: Mapping[str, _Replacement], op: str) -> _Replacement | None:
+    """The replacement for ``op``: its own, or that of a function that it is an overload of."""
+    return replacements.get(op) or next((r for r in replacements.values() if r.covers(op)), None)
+
+
 class Substitution:
     """Other rules for calls that are recorded already: what ``use`` does for those to come. ``rules`` and ``where`` are as there."""
 
@@ -269,17 +274,14 @@ class Substitution:
 
     def covers(self, op: str) -> bool:
         """Whether one of the rules is for ``op``."""
-        return self._for(op) is not None
-
-    def _for(self, op: str) -> _Replacement | None:
-        return self._replacements.get(op) or next((r for r in self._replacements.values() if r.covers(op)), None)
+        return _covering(self._replacements, op) is not None
 
     def plan_for(self, plan: CallPlan, site: Site | None) -> CallPlan | None:
         """The plan of a call, made at ``site``, under its other rule; None where it keeps its own. With a scope, ``site`` has to be known.
 
         Raises ``RuleError`` where the rule asks for what the op does not have.
         """
-        replacement = self._for(plan.rule.name)
+        replacement = _covering(self._replacements, plan.rule.name)
         if replacement is None:
             return None
         if self._scope is not None and (site is None or not self._scope.holds_at(site)):
@@ -343,10 +345,7 @@ class _Block(Layer):
             found = self._replaced(Spelling(key, replacement.base, inplace, *order), replacement, has_rule=False)
         else:
             outside = self.outer[key]
-            name = outside.rule.name
-            known = self._replacements.get(name) or next(
-                (r for r in self._replacements.values() if r.covers(name)), None
-            )
+            known = _covering(self._replacements, outside.rule.name)
             # A spelling that several overloads share sends the call on to one of them, which is replaced.
             found = outside if known is None or outside.by_overload else self._replaced(outside, known, has_rule=True)
         self[key] = found

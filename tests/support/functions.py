@@ -131,6 +131,16 @@ class MaskAndIndex(torch.autograd.Function):
         return torch.zeros_like(grad).scatter(0, index, grad)
 
 
+class Double(tracer.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
 class DoubleInPlace(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:

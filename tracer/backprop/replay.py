@@ -153,11 +153,18 @@ def _value(node: CallNode, plan: CallPlan, name: str, saved: Mapping[str, Any]) 
 
 def _kind(node: CallNode, plan: CallPlan, name: str) -> Any:
     """Shape and dtype of an input, a list of them for a list: what its nodes know."""
+    parent = _parent_of(node, plan, name)
+    if parent is None:
+        return None
+    return [_of(p) for p in parent] if type(parent) is tuple else _of(parent)
+
+
+def _parent_of(node: CallNode, plan: CallPlan, name: str) -> Any:
+    """The node of an input, a tuple of them for a list; None for an argument that wants no gradient."""
     for step in plan.steps:
         for covered, position in zip(step.formula.wrt, step.parents, strict=True):
             if covered == name and position is not None:
-                parent = node.parents[position]
-                return [_of(p) for p in parent] if type(parent) is tuple else _of(parent)
+                return node.parents[position]
     return None
 
 
@@ -178,8 +185,4 @@ def _property(node: CallNode, plan: CallPlan, name: str, saved: Mapping[str, Any
     if base in saved:
         bound = tuple([saved.get(argument) for argument in rule.signature.names])
         return rule.gatherer((name,))(bound, saved.get("result"), {})[0]
-    for step in plan.steps:
-        for covered, position in zip(step.formula.wrt, step.parents, strict=True):
-            if covered == base and position is not None and which in ("shape", "dtype"):
-                return getattr(node.parents[position], which, None)
-    return None
+    return getattr(_parent_of(node, plan, base), which, None) if which in ("shape", "dtype") else None

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from support.functions import Double
 
 import nn
 import tracer
@@ -210,15 +210,6 @@ def test_timings_by_op_say_what_time_it_would_save() -> None:
 
 
 def test_custom_functions_are_never_taken_for_the_same() -> None:
-    class Double(tracer.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * 2
-
     x = leaf(3)
     with tracer.Graph(values=True) as graph:
         y = Double.apply(x) + Double.apply(x)

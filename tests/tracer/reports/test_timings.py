@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.functions import Double
 
 import nn
 import ops_registry
@@ -144,15 +145,6 @@ def test_calls_in_place_and_calls_without_a_gradient_are_timed_too() -> None:
 
 
 def test_what_is_inside_a_custom_function_is_not_timed_as_its_forward() -> None:
-    class Double(tracer.Function):
-        @staticmethod
-        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-            return grad * 2
-
     x = leaf(3)
     found = rows(tracer.timings(lambda: Double.apply(x).sum(), passes=1))
     assert found["Double"].forward_ms is None and found["Double"].backward_ms is not None
