@@ -109,9 +109,11 @@ class Graph:
         if self.keeps_values and bound is not None and isinstance(node, CallNode):
             node.values = Values(node.plan.rule, bound)
             node.values.keep_result(result)
-        for recorder in (_Current.graph, self._outer[-1][0]):  # anomaly mode; a level of torch.vmap around this graph
-            if recorder is not None and not isinstance(recorder, Graph):
-                recorder.note(node)
+        outer = self._outer[-1][0]
+        if outer is not None or _Current.graph is not None:
+            for recorder in (_Current.graph, outer):  # anomaly mode; a level of torch.vmap around this graph
+                if recorder is not None and not isinstance(recorder, Graph):
+                    recorder.note(node)
         nodes = self._nodes
         nodes.append(weakref.ref(node))
         if len(nodes) > self._limit:

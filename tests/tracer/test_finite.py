@@ -126,3 +126,29 @@ def test_calls_inside_vmap_are_told_for_the_whole_batch() -> None:
         y = torch.vmap(torch.log)(x)
     assert [(call.op, call.finite) for call in graph.calls()] == [("log", False), ("vmap", False)]
     del y
+
+
+def test_extremes_of_many_calls_are_each_calls_own() -> None:
+    """Of several dtypes, small and large: they are taken in the same room again and again."""
+    kinds = [leaf32(1.0, 2.0), tracked(torch.ones(2, dtype=torch.float64)), tracked(torch.ones(5000))]
+    with tracer.Graph(finite=True) as graph:
+        for i in range(900):
+            kinds[i % 3] * i
+    assert [call.extremes for call in graph.calls()] == [(i, i * (2 if i % 3 == 0 else 1)) for i in range(900)]
+
+
+def test_a_result_with_a_tangent_is_told() -> None:
+    with tracer.Graph(finite=True) as graph, torch.autograd.forward_ad.dual_level():
+        y = torch.autograd.forward_ad.make_dual(leaf32(1.0, 0.0), torch.ones(2)).log()
+    assert [call.finite for call in graph.calls() if call.op == "log"] == [False]
+    del y
+
+
+def test_the_first_call_may_be_made_in_a_block_that_torch_runs_without_counting_writes() -> None:
+    x = leaf32(1.0, 0.0)
+    with tracer.Graph(finite=True) as graph:
+        with torch.inference_mode():
+            graph._finite.note(-1, torch.ones(2))  # type: ignore[union-attr]
+        y = x.log()
+    assert graph.calls()[-1].finite is False
+    del y

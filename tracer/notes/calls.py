@@ -10,11 +10,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from ops_registry.sites import NO_MODULE, Site, find_place
-from tracer.node import Node, Output
+from tracer.node import CallNode, Leaf, Node, Output
 from tracer.notes.finite import FiniteNotes
 
 #: Calls that are gone are kept up to this many, or up to twice as many as were alive at once.
 KEPT_CALLS = 4096
+
+
+#: Nodes that stand for themselves: of no class that has an ``outer``, and no part of another.
+_USUAL = frozenset((CallNode, Leaf))
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,9 @@ def serials(parents: Iterable[Any]) -> list[int]:
     """The numbers of the calls and leaves that ``parents`` stand for, in their order."""
     found: list[int] = []
     for parent in parents:
-        if isinstance(parent, tuple):
+        if type(parent) in _USUAL:  # nearly all
+            found.append(parent.serial)
+        elif isinstance(parent, tuple):
             found += serials(parent)
         elif isinstance(parent, Output):
             found += serials(parent.parents)  # none where the call has been removed

@@ -1,7 +1,8 @@
 """Whether the result of each call is finite, and between what it lies, found out without waiting for it.
 
 At the call only its smallest and largest element are taken, as tensors of no dimension on the call's own device: NaN wins in both. They are
-put together some hundreds at a time, still unread, and read when somebody asks.
+put together some hundreds at a time, still unread, and read when somebody asks. On the CPU the usual ones are written into room that is
+there: a new tensor for each costs more than finding them, and the garbage collector is called for so many.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.node import parts_of, tensors_in
 
-#: Of so many results the extremes are put into one tensor: few enough that the garbage collector is not called for them.
+#: Of so many results the extremes are put into one tensor.
 _TOGETHER = 256
 #: Up to this many elements one kernel for both extremes is faster than one for each.
 _SMALL = 4096
@@ -26,6 +27,9 @@ Extremes = tuple[float, float]
 _NONE: Extremes = (math.inf, -math.inf)
 
 _PLAIN = torch.Tensor
+_strided = torch.strided
+_aminmax = torch.aminmax
+_amin, _amax = torch.amin, torch.amax
 _USUAL = frozenset((torch.float32, torch.float64, torch.float16, torch.bfloat16))
 
 
@@ -41,6 +45,35 @@ def joined(one: Extremes, other: Extremes) -> Extremes:
     return (math.nan, math.nan) if has_nan else (min(one[0], other[0]), max(one[1], other[1]))
 
 
+class _Room:
+    """Room for the extremes of ``_TOGETHER`` results of one dtype on the CPU, used again and again."""
+
+    __slots__ = ("both", "numbers", "places")
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        with torch.inference_mode(False), DisableTorchFunctionSubclass():
+            self.both = torch.empty(_TOGETHER, 2, dtype=dtype, device="cpu")
+            #: Smallest and largest element, of each result that there is room for.
+            self.places = [(pair[0], pair[1]) for pair in self.both.unbind()]
+        #: The calls whose results are here.
+        self.numbers: list[int] = []
+
+    def take(self, serial: int, result: torch.Tensor) -> bool:
+        """Write the extremes of a result. Returns False where that cannot be done: no element, a tangent, a level of a transform."""
+        numbers = self.numbers
+        place = self.places[len(numbers)]
+        try:
+            if result.numel() <= _SMALL:
+                _aminmax(result, out=place)
+            else:
+                _amin(result, (), out=place[0])
+                _amax(result, (), out=place[1])
+        except RuntimeError:
+            return False
+        numbers.append(serial)
+        return True
+
+
 class FiniteNotes:
     """What one graph knows of the results of its calls, by serial number."""
 
@@ -48,6 +81,8 @@ class FiniteNotes:
         #: Results whose extremes stand alone so far: the number of the call, and its smallest and largest element.
         self._numbers: list[int] = []
         self._extremes: list[torch.Tensor] = []
+        #: On the CPU the usual ones stand here instead.
+        self._rooms: dict[torch.dtype, _Room] = {}
         #: Of many calls each: their numbers, and for each number its extremes, unread.
         self._together: list[tuple[list[int], torch.Tensor]] = []
         #: What has been read. Not there: it cannot be told.
@@ -57,7 +92,29 @@ class FiniteNotes:
 
     def note(self, serial: int, result: Any) -> None:
         """Take the extremes of the result of a call."""
-        if type(result) is _PLAIN and result.dtype in _USUAL and result.layout is torch.strided:
+        if type(result) is _PLAIN and result.layout is _strided:
+            room = self._rooms.get(result.dtype) or self._new_room(result.dtype)
+            if room is not None and result.is_cpu and room.take(serial, result):
+                if len(room.numbers) == _TOGETHER:
+                    self._empty(room)
+                return
+        self._note_by_itself(serial, result)
+
+    def _new_room(self, dtype: torch.dtype) -> _Room | None:
+        if dtype not in _USUAL:
+            return None
+        room = self._rooms[dtype] = _Room(dtype)
+        return room
+
+    def _empty(self, room: _Room) -> None:
+        """Put what is in a room with what waits to be read."""
+        numbers, room.numbers = room.numbers, []
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            self._together.append((numbers, room.both[: len(numbers)].clone()))
+
+    def _note_by_itself(self, serial: int, result: Any) -> None:
+        """``note`` for a result of any kind, on any device."""
+        if type(result) is _PLAIN and result.dtype in _USUAL and result.layout is _strided:
             if not self._take(serial, result):
                 self._unknown.add(serial)
         else:
@@ -96,6 +153,9 @@ class FiniteNotes:
         return self._take(serial, tensor)
 
     def _put_together(self) -> None:
+        for room in self._rooms.values():
+            if room.numbers:
+                self._empty(room)
         numbers, extremes = self._numbers, self._extremes
         self._numbers, self._extremes = [], []
         if not numbers:

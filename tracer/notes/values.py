@@ -22,6 +22,9 @@ _alias = TensorBase.detach
 #: The version of a tensor whose writes torch does not count.
 _NOT_COUNTED = -1
 
+#: Kinds of arguments that hold no tensor, most of those that are none.
+_AS_THEY_ARE = frozenset((int, float, bool, type(None)))
+
 
 class Values(Mapping[str, Any]):
     """What one call was given, by the names of its rule's arguments, and what it returned, as ``"result"``.
@@ -35,7 +38,7 @@ class Values(Mapping[str, Any]):
         self.rule = rule
         self.versions: list[tuple[torch.Tensor, int]] = []
         #: The arguments in the order of the rule's signature.
-        self.bound = tuple([self._kept(value) for value in bound])
+        self.bound = tuple([value if type(value) in _AS_THEY_ARE else self._kept(value) for value in bound])
         self.result: Any = None
 
     def keep_result(self, result: Any) -> None:
@@ -43,13 +46,15 @@ class Values(Mapping[str, Any]):
         self.result = self._kept(result)
 
     def _kept(self, value: Any) -> Any:
-        kind = type(value)
-        if kind is float or kind is int or value is None:
-            return value
         if isinstance(value, torch.Tensor):
             alias = _alias(value)
-            self.versions.append((alias, _NOT_COUNTED if value.is_inference() else value._version))
+            try:
+                version = value._version
+            except RuntimeError:  # made in inference mode
+                version = _NOT_COUNTED
+            self.versions.append((alias, version))
             return alias
+        kind = type(value)
         if kind is list:
             return [self._kept(item) for item in value]
         if isinstance(value, tuple) and kind is not torch.Size:  # of a call with several named results too
