@@ -26,6 +26,7 @@ from tracer.errors import (
     SecondDerivativeError,
     TransformError,
     TransformValueError,
+    UnrecordedError,
     UnsupportedError,
     UnusedInputError,
 )
@@ -83,6 +84,7 @@ __all__ = [
     "Tensor",
     "TransformError",
     "TransformValueError",
+    "UnrecordedError",
     "UnsupportedError",
     "UnusedInputError",
     "audit",

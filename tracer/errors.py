@@ -84,7 +84,11 @@ class MissingPackageError(GlassgradError):
 
 
 class ReportError(GlassgradError):
-    """A report was asked for what it does not have: the message says what it has."""
+    """A report was asked for what it does not have, or about what it does not take: the message says what it has and takes."""
+
+
+class UnrecordedError(ReportError, NoHistoryError):
+    """A report was asked about a tensor that no recorded call has led to."""
 
 
 class SavedTensorHookError(GlassgradError):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from numbers import Number
 from typing import Any
 
@@ -16,6 +16,7 @@ from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.sweep import Sweep
 from tracer.backprop.weights import implicit_gradient, spread_weight
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
+from tracer.graph import Graph
 from tracer.node import Node
 from tracer.notes.cuts import note_cut
 from tracer.recording.forward_mode import refuse_dual
@@ -196,7 +197,8 @@ def _batched(
 
 def as_tuple(places: Any) -> tuple[Any, ...]:
     """One tensor or gradient edge, or several, as a tuple. Raises ``UnsupportedError`` for anything else."""
-    given = (places,) if isinstance(places, torch.Tensor | GradientEdge) else tuple(places)
+    single = isinstance(places, torch.Tensor | GradientEdge | Graph) or not isinstance(places, Iterable)
+    given = (places,) if single else tuple(places)
     for place in given:
         if not isinstance(place, torch.Tensor | GradientEdge):
             raise UnsupportedError(f"expected tensors or gradient edges, got {type(place).__name__}")

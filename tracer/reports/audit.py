@@ -24,6 +24,7 @@ from tracer.graph import Graph, backward_order
 from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, RaisingNode, tensors_in
 from tracer.recording.missing_rule import MissingRule
 from tracer.reports.report import Report, Row, calls
+from tracer.reports.subjects import check_graph
 
 #: Where the rules stand that come with glassgrad.
 _SHIPPED = str(Path(ops_registry.rules.__file__).parent)
@@ -116,6 +117,7 @@ def audit(graph: Graph, ops: Op | Iterable[Op] | None = None) -> Audit:
 
     Raises ``RuleError`` for a member of ``ops`` that is neither a name nor a function.
     """
+    check_graph("audit", graph)
     found = [_used_by(node) for node in _calls_of(graph)]
     given = [] if ops is None else [ops] if isinstance(ops, str) or callable(ops) else list(ops)
     wanted = [_Wanted(op) for op in given]

@@ -10,11 +10,12 @@ import torch
 
 from ops_registry.sites import Site
 from ops_registry.torch_private import DisableTorchFunctionSubclass
-from tracer.errors import NoHistoryError, NotNotedError, OverwrittenError
+from tracer.errors import NotNotedError, OverwrittenError, UnrecordedError
 from tracer.graph import Graph, backward_order
 from tracer.node import Bridge, CallNode, Leaf, Node, flat
 from tracer.reports.report import Report, Row, calls
 from tracer.reports.steps import Step, input_names, steps
+from tracer.reports.subjects import check_graph, check_loss
 
 #: As whose parameters torch's own ops take their arguments of these names.
 _PARAMETERS = frozenset({"weight", "bias"})
@@ -42,13 +43,15 @@ def conservation(loss: torch.Tensor, graph: Graph) -> Report[Flow]:
     and what is made of these alone. Of complex tensors the real part of the inner product counts.
 
     Only leaks beyond rounding are told in the verdict; ``rows`` has every call. Needs the values: raises ``NotNotedError`` where the
-    forward pass was not recorded inside ``tracer.Graph(values=True)``, and ``NoHistoryError`` where no input requires grad.
+    forward pass was not recorded inside ``tracer.Graph(values=True)``, and ``UnrecordedError`` where no input
+    requires grad, and for a loss that no recorded call has made.
     """
-    node = getattr(loss, "_node", None)
-    order = [] if node is None else backward_order([node])
+    check_loss("conservation", loss, native=False)
+    check_graph("conservation", graph)
+    order = backward_order([loss._node])  # type: ignore[attr-defined]
     flowing = _flowing(order)
-    if order and not flowing:
-        raise NoHistoryError(
+    if not flowing:
+        raise UnrecordedError(
             "conservation() follows the flow from the loss to the inputs of the network, and none of them requires grad: all leaves are "
             "parameters. Call requires_grad_() on the input before the forward pass."
         )

@@ -13,12 +13,13 @@ from ops_registry.sites import Site
 from tracer.backprop.accumulate import plus
 from tracer.backprop.api import Places, roots_of
 from tracer.backprop.sweep import Sweep
-from tracer.errors import NoHistoryError
+from tracer.errors import UnrecordedError
 from tracer.graph import backward_order
 from tracer.node import Bridge, CallNode, Node, Output
 from tracer.recording.parents import any_node
 from tracer.reports.report import Report, Row, norm
 from tracer.reports.steps import Step, input_names, steps
+from tracer.reports.subjects import check_loss, check_tensor
 
 #: Views that are looked through: what is done with the view is the use. Their gradient is the view's, put where it belongs.
 _VIEWS = frozenset(
@@ -80,11 +81,14 @@ def contributions(parameter: torch.Tensor, loss: Places) -> Report[Contribution]
     uses are those of its present value, after all in-place writes. Each row has ``.grad``, a tensor in the shape of ``parameter``, before
     hooks on it. No ``.grad`` is touched, and the graph is retained.
 
-    Raises ``NoHistoryError`` where ``parameter`` does not require grad, and what ``torch.autograd.grad`` raises for ``loss``.
+    Raises ``UnrecordedError`` where ``parameter`` or ``loss`` does not require grad, ``ReportError`` for what is no tensor, and what
+    ``torch.autograd.grad`` raises for ``loss``.
     """
+    check_tensor("contributions", "the parameter", parameter)
+    check_loss("contributions", loss, several=True)
     node = any_node(parameter)
     if node is None:
-        raise NoHistoryError(
+        raise UnrecordedError(
             f"contributions() was asked of a tensor of shape {tuple(parameter.shape)} that does not require grad. Call requires_grad_() on "
             f"it before it is used."
         )

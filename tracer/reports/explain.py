@@ -14,6 +14,7 @@ from tracer.reports.page import html_page
 from tracer.reports.picture import Picture
 from tracer.reports.recorded import Recorded, read_graph
 from tracer.reports.report import Report, Row, calls
+from tracer.reports.subjects import check_graph
 from tracer.reports.summary import OWN, TOP, SummaryRow, rows_by_module, rows_by_op, total
 from tracer.reports.words import RELEASED, SITES_OFF, told_bytes
 
@@ -76,6 +77,7 @@ def explain(graph: Graph, depth: int = 2) -> Explanation:
     are first used. What is alive is counted, and where nothing is, the notes of calls that are gone. Modules are known inside
     ``tracer.Graph(sites=True)``; without it the rows are by op. Raises ``ReportError`` for a depth below 1.
     """
+    check_graph("explain", graph)
     if depth < 1:
         raise ReportError(
             f"explain() was asked for depth={depth}: 1 shows the modules at the top of the model, 2 those in them too"

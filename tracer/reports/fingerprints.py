@@ -10,11 +10,12 @@ import torch
 
 from ops_registry.sites import Site, short_line
 from ops_registry.torch_private import DisableTorchFunctionSubclass
-from tracer.errors import UnsupportedError
+from tracer.errors import ReportError
 from tracer.graph import Graph
 from tracer.node import Node, tensors_in
 from tracer.notes.calls import Call
 from tracer.reports.known_values import known_values
+from tracer.reports.subjects import check_graph
 
 #: What is told of a tensor: dtype, shape, and numbers no larger than its largest element.
 Numbers = list[Any]
@@ -55,8 +56,8 @@ class Run:
             self._saved = list(source["calls"])
             self.dropped, self.version = source["dropped"], source["torch"]
         else:
-            raise UnsupportedError(
-                f"compare() was given {type(source).__name__}: it takes graphs, and what tracer.fingerprint(graph) returned"
+            raise ReportError(
+                f"compare() was given a {type(source).__name__}: it takes graphs, and what tracer.fingerprint(graph) returned"
             )
 
     def __len__(self) -> int:
@@ -95,6 +96,7 @@ def fingerprint(graph: Graph) -> dict[str, Any]:
 
     Raises ``NotNotedError`` for a graph without ``sites``.
     """
+    check_graph("fingerprint", graph)
     run = Run(graph)
     prints = [run.print(i) for i in range(len(run))]
     return {

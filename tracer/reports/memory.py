@@ -13,6 +13,7 @@ from tracer.reports.checkpointing import Checkpoints
 from tracer.reports.grouping import check_by, check_sites, group_of, whole
 from tracer.reports.kept import Memory, RulePlaces, kept_of, there_anyway
 from tracer.reports.report import Report, Row, as_plain, as_text, calls
+from tracer.reports.subjects import check_graph
 from tracer.reports.words import told_bytes
 
 
@@ -102,6 +103,7 @@ def memory(graph: Graph, by: str = "op") -> MemoryReport:
 
     Raises ``NotNotedError`` where lines or modules were not noted, ``GradientArgumentError`` for another ``by``.
     """
+    check_graph("memory", graph)
     check_by("memory", by, ("op", "line", "module"))
     nodes = graph.nodes()
     check_sites("memory", by, nodes)

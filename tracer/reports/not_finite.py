@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ops_registry.sites import Site
-from tracer.errors import FreedGraphError, NoHistoryError, NotNotedError
+from tracer.errors import FreedGraphError, NotNotedError
 from tracer.functions.function_node import FunctionNode
 from tracer.graph import Graph
 from tracer.node import Leaf, Node, OpaqueNode
@@ -22,6 +22,7 @@ from tracer.reports.gradient_births import Backward, GradientBirth, inside
 from tracer.reports.known_values import known_values, title_of
 from tracer.reports.report import Report, Row, calls, place
 from tracer.reports.steps import input_names
+from tracer.reports.subjects import check_graph, check_loss
 
 #: Of so many rows the values around are told.
 _TOLD = 50
@@ -61,19 +62,18 @@ def find_nan(graph: Graph, loss: torch.Tensor | None = None) -> Report[NotFinite
     and no ``.grad`` is touched; a loss of several elements is weighted with ones. Without it, what comes to a result that no call took
     is not harmless.
 
-    Raises ``NotNotedError`` for a graph without ``finite``, ``NoHistoryError`` for a loss without history. Where the backward pass itself
-    raises (its graph was freed, a rule is missing), the advice says so.
+    Raises ``NotNotedError`` for a graph without ``finite``, ``UnrecordedError`` for a loss that no recorded call has made. Where the
+    backward pass itself raises (its graph was freed, a rule is missing), the advice says so.
     """
+    check_graph("find_nan", graph)
+    if loss is not None:
+        check_loss("find_nan", loss, native=False)
     if not graph.notes_finite:
         raise NotNotedError(
             "find_nan() was asked of a graph that does not note whether results are finite: open it as "
             "tracer.Graph(sites=True, finite=True)"
         )
     node = None if loss is None else any_node(loss)
-    if loss is not None and node is None:
-        raise NoHistoryError(
-            "find_nan() was given a loss that does not require grad: it has no history. Leave it out, or look for a cut (tracer.why)."
-        )
     forward = Forward(graph, node)
     backward = None if loss is None else Backward(loss)
     return _Answer(forward, backward).report()

@@ -17,6 +17,7 @@ from tracer.reports.mermaid import write_mermaid
 from tracer.reports.page import html_page
 from tracer.reports.recorded import Recorded, read_graph
 from tracer.reports.report import Report, Row, calls
+from tracer.reports.subjects import check_graph
 from tracer.reports.words import RELEASED, SITES_OFF, told_bytes
 
 
@@ -144,6 +145,7 @@ def draw(graph: Graph) -> Picture:
     blocks as one, then loops as one, then whole modules, so that it stays readable. Modules and cuts are known inside
     ``tracer.Graph(sites=True)``; without it a graph is drawn call by call, or by op.
     """
+    check_graph("draw", graph)
     return Picture(read_graph(graph))
 
 

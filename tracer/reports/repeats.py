@@ -7,13 +7,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ops_registry.sites import Site
-from tracer.errors import GradientArgumentError
+from tracer.errors import GradientArgumentError, ReportError
 from tracer.graph import Graph
 from tracer.node import Node, flat
 from tracer.reports.grouping import whole
 from tracer.reports.kept import VALUE, kept_of
 from tracer.reports.numbering import Numbering, place_of, result_memory
 from tracer.reports.report import Report, Row, as_text, calls
+from tracer.reports.subjects import check_graph
 from tracer.reports.timings import Timings
 from tracer.reports.words import told_bytes
 
@@ -76,6 +77,11 @@ def repeats(graph: Graph, timings: Timings | None = None) -> Repeats:
 
     Raises ``GradientArgumentError`` for ``timings`` that are not by op.
     """
+    check_graph("repeats", graph)
+    if timings is not None and not isinstance(timings, Timings):
+        raise ReportError(
+            f"repeats() was given a {type(timings).__name__} for timings: it takes what tracer.timings(step, by='op') returned"
+        )
     if timings is not None and timings.by != "op":
         raise GradientArgumentError(
             f"repeats() was given timings by {timings.by!r}: it needs tracer.timings(..., by='op')"

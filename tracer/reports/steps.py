@@ -21,6 +21,7 @@ from tracer.backprop.replay import Replay, other_plans
 from tracer.graph import backward_order
 from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output
 from tracer.reports.report import as_text, place
+from tracer.reports.subjects import check_loss
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,7 @@ def steps(outputs: Places, grad_outputs: Weights = None, rules: Replacements | N
 
     Raises what ``torch.autograd.grad`` raises: the arguments are looked at at once, and a call when its turn comes.
     """
+    check_loss("steps", outputs, several=True)
     roots = roots_of(as_tuple(outputs), grad_outputs, False)
     nodes = [node for node, _ in roots]
     leaves: set[Node] = {node for node in backward_order(nodes) if isinstance(node, Leaf)}

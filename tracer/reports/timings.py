@@ -25,6 +25,7 @@ from tracer.recording.intercept import run_in_lane
 from tracer.recording.observed import ObservedTable
 from tracer.reports.grouping import check_by, check_sites, group_of, group_of_site
 from tracer.reports.report import Report, Row, calls
+from tracer.reports.subjects import check_loss
 
 #: The row for what is no call: Python, and calls of which nobody wants a gradient, in forward; the order of the nodes in backward.
 BETWEEN = "(between the calls)"
@@ -82,12 +83,12 @@ def timings(loss: Places | Callable[[], Places], by: str = "op", *, passes: int 
     Lines and modules of a tensor need ``tracer.Graph(sites=True)`` around its forward pass; for a function one is opened.
 
     Raises ``NotNotedError`` where lines or modules were not noted, ``GradientArgumentError`` for another ``by`` and for less than one pass,
-    and what a backward pass raises.
+    ``ReportError`` for what is no loss, given or returned, and what a backward pass raises.
     """
     check_by("timings", by, ("op", "rule", "line", "module"))
     if passes < 1:
         raise GradientArgumentError(f"timings(passes={passes}): it takes one pass or more")
-    made = loss if callable(loss) else None
+    made = loss if callable(loss) and not isinstance(loss, torch.nn.Module) else None
     outputs = _outputs(loss if made is None else made())
     wait = _waiter(outputs)
     runs: list[_Pass] = []
@@ -104,10 +105,7 @@ def timings(loss: Places | Callable[[], Places], by: str = "op", *, passes: int 
 
 
 def _outputs(given: Any) -> tuple[Any, ...]:
-    if given is None or isinstance(given, int | float | complex):
-        raise GradientArgumentError(
-            f"timings() was given, or its function returned, {given!r}: it has to be the loss, as a tensor"
-        )
+    check_loss("timings", given, several=True)
     return as_tuple(given)
 
 

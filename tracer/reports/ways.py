@@ -17,6 +17,7 @@ from tracer.node import Leaf, Node, Output, flat
 from tracer.recording.parents import any_node
 from tracer.reports.report import Report, Row, calls, place
 from tracer.reports.steps import input_names
+from tracer.reports.subjects import check_graph, check_tensor
 
 #: Beyond this ways are not counted: their number grows as a power of the depth.
 _MANY = 10**12
@@ -41,6 +42,10 @@ def path(x: torch.Tensor, y: torch.Tensor, graph: Graph | None = None) -> Report
     none, the verdict says why; with the ``graph`` that was open, if it has ``sites``, it names the places where the history of ``x`` was
     cut. ``x`` is the tensor as it is now: what was computed from it before an in-place write came from another.
     """
+    check_tensor("path", "x", x)
+    check_tensor("path", "y", y)
+    if graph is not None:
+        check_graph("path", graph)
     start, end = any_node(x), any_node(y)
     if start is None or end is None:
         return _no_history(start, end, graph)

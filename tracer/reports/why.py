@@ -9,11 +9,12 @@ from typing import Any, overload
 import torch
 
 from ops_registry.sites import Site
-from tracer.errors import FreedGraphError, GradientArgumentError, OverwrittenError
+from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.graph import Graph
 from tracer.recording.parents import known_node
 from tracer.reports.evidence import Evidence, call_of
 from tracer.reports.report import Report, Row, place
+from tracer.reports.subjects import check_graph, check_model, check_tensor
 from tracer.reports.verdicts import VERDICTS, Cause, causes_of
 
 
@@ -94,20 +95,17 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     Costs one backward pass, in which every gradient is looked at once, and a time that grows with the calls. The pass retains the graph and
     fills no ``.grad``. Hooks on tensors and nodes run in it.
 
-    Raises ``NotNotedError`` for a graph without ``sites``, ``GradientArgumentError`` for another ``subject``, and for a tensor that the
+    Raises ``NotNotedError`` for a graph without ``sites``, ``ReportError`` for another ``subject``, and for a tensor that the
     loss was made of what its backward pass raises: ``FreedGraphError`` where one has run that did not retain the graph. A module then
     still gets an answer for each parameter: ``unknown`` for these.
     """
-    if not isinstance(loss, torch.Tensor | complex | float | int):
-        raise GradientArgumentError(
-            f"why() was given a {type(loss).__name__} as the loss: give a tensor, or a number made of one"
-        )
+    check_graph("why", graph)
+    if not isinstance(loss, complex | float | int):
+        check_tensor("why", "the loss", loss)
     if isinstance(subject, torch.nn.Module):
+        check_model("why", subject)
         return _why_model(subject, loss, graph)
-    if not isinstance(subject, torch.Tensor):
-        raise GradientArgumentError(
-            f"why() was asked about a {type(subject).__name__}: ask about a tensor or a torch.nn.Module"
-        )
+    check_tensor("why", "what it is asked about, which may be a torch.nn.Module too", subject)
     node = known_node(subject)
     evidence = Evidence(loss, graph, node)
     if node is not None and call_of(node).serial in evidence.reached:

@@ -217,7 +217,7 @@ def test_runs_whose_notes_were_dropped_unevenly_are_not_lined_up() -> None:
 
 
 def test_what_is_no_run_is_refused() -> None:
-    with pytest.raises(tracer.UnsupportedError, match="fingerprint"):
+    with pytest.raises(tracer.ReportError, match="fingerprint"):
         tracer.compare(tracer.Graph(sites=True), [1, 2])  # type: ignore[arg-type]
     with pytest.raises(tracer.NotNotedError, match="sites=True"):
         tracer.compare(tracer.Graph(), tracer.Graph())

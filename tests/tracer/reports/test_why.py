@@ -157,9 +157,9 @@ def test_a_graph_that_was_released_is_refused_with_the_remedy_and_its_cuts_are_t
 def test_wrong_questions_are_refused() -> None:
     x = leaf32(1.0)
     loss, graph = noted(lambda: x * 2)
-    with pytest.raises(tracer.GradientArgumentError, match="list"):
+    with pytest.raises(tracer.ReportError, match="list"):
         tracer.why([x], loss, graph)  # type: ignore[call-overload]
-    with pytest.raises(tracer.GradientArgumentError, match="as the loss"):
+    with pytest.raises(tracer.ReportError, match="for the loss"):
         tracer.why(x, "loss", graph)  # type: ignore[call-overload]
     with pytest.raises(tracer.NotNotedError, match=r"tracer\.Graph\(sites=True\)"):
         tracer.why(x, loss, tracer.Graph())
