@@ -24,6 +24,7 @@ GRAPHS: dict[str, Callable[[], AbstractContextManager[object]]] = {
     "sites": lambda: tracer.Graph(sites=True),
     "finite": lambda: tracer.Graph(finite=True),
     "values": lambda: tracer.Graph(values=True),
+    "sites, finite": lambda: tracer.Graph(sites=True, finite=True),
 }
 
 

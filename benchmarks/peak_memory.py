@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable
 
 
-def _resident(field: str) -> int:
+def resident(field: str) -> int:
     """A memory figure of this process in bytes, from the kernel."""
     with open("/proc/self/status") as status:
         line = next(line for line in status if line.startswith(field))
@@ -22,12 +22,12 @@ def _resident(field: str) -> int:
 def print_peak(step: Callable[[], object]) -> None:
     """Print by how many bytes the resident set grows in a training step, above its size at rest."""
     step()
-    at_rest = _resident("VmRSS")
+    at_rest = resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as reset:
         reset.write("5")  # the kernel's high-water mark starts anew
     step()
     step()
-    print(_resident("VmHWM") - at_rest)
+    print(resident("VmHWM") - at_rest)
 
 
 def peak(script: str, arguments: list[str], runs: int) -> float:

@@ -248,11 +248,26 @@ def _node_of(result: Any) -> Node | None:
 
 
 def _waiter(outputs: Iterable[Any]) -> Callable[[], None]:
-    """What waits until an accelerator has done what it was told; nothing to wait for on the CPU."""
-    devices = {output.device.type for output in outputs if isinstance(output, torch.Tensor)}
-    if devices <= {"cpu", "meta"} and not torch.cuda.is_initialized():
-        return lambda: None
-    return torch.accelerator.synchronize
+    """What waits until every accelerator that the tensors or their leaves are on has done what it was told; nothing to wait for on the CPU.
+
+    It waits for all streams of a device. A loss on the CPU says nothing of where it was computed, so the leaves are asked too.
+    """
+    accelerator = torch.accelerator.current_accelerator()
+    leaves = [
+        n.variable
+        for n in backward_order([node for node, _ in roots_of(tuple(outputs), None, False)])
+        if isinstance(n, Leaf)
+    ]
+    tensors = [tensor for tensor in (*outputs, *leaves) if isinstance(tensor, torch.Tensor)]
+    devices = {
+        tensor.device for tensor in tensors if accelerator is not None and tensor.device.type == accelerator.type
+    }
+
+    def wait() -> None:
+        for device in devices:
+            torch.accelerator.synchronize(device)
+
+    return wait
 
 
 def _rows(watched: Sequence[_Pass]) -> list[TimingRow]:

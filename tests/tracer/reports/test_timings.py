@@ -249,6 +249,21 @@ def test_ten_thousand_calls_are_timed_without_recursion() -> None:
     assert tracer.memory(graph, by="module").bytes == graph.kept_bytes()
 
 
+@pytest.mark.parametrize(("accelerator", "waits"), [("meta", True), ("cuda", False), (None, False)])
+def test_the_devices_of_the_calls_are_waited_for_and_no_other(
+    monkeypatch: pytest.MonkeyPatch, accelerator: str | None, waits: bool
+) -> None:
+    waited: list[torch.device] = []
+    there = None if accelerator is None else torch.device(accelerator)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: there)
+    monkeypatch.setattr(torch.accelerator, "synchronize", waited.append)
+    x = tracer.tensor(torch.ones(3, device="meta"), requires_grad=True)
+    tracer.timings(lambda: x.sin().sum(), passes=1)
+    calls = 2  # sin, sum
+    assert waited.count(torch.device("meta")) == len(waited)
+    assert len(waited) >= 4 * calls if waits else not waited
+
+
 def test_arguments_are_checked() -> None:
     loss = leaf(3).sin().sum()
     with pytest.raises(GradientArgumentError, match="'op', 'rule', 'line', 'module'"):
