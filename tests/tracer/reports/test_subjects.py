@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -46,6 +47,27 @@ def recorded() -> tuple[tracer.Graph, torch.Tensor, torch.Tensor]:
 def test_what_it_is_about_is_answered(name: str) -> None:
     graph, loss, x = recorded()
     assert REPORTS[name][0](graph, loss, x) is not None
+
+
+@pytest.fixture(scope="module")
+def chain() -> tuple[tracer.Graph, torch.Tensor, torch.Tensor]:
+    """Three times as many calls, one after the other, as Python lets functions call one another."""
+    x = leaf32(0.5, 1.5)
+    with tracer.Graph(sites=True, finite=True, values=True) as graph:
+        y: torch.Tensor = x
+        for _ in range(sys.getrecursionlimit()):
+            y = (y * 1.5).tanh() + x
+        loss = y.sum()
+    return graph, loss, x
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_a_long_chain_of_calls_is_answered_without_recursion(
+    name: str, chain: tuple[tracer.Graph, torch.Tensor, torch.Tensor]
+) -> None:
+    answer = REPORTS[name][0](*chain)
+    told = [str(step) for step in answer] if isinstance(answer, Iterator) else [str(answer)]
+    assert all(told)
 
 
 @pytest.mark.parametrize("wrong", [torch.ones(2), leaf32(1.0) * 2, torch.nn.Linear(2, 2), "graph", 3, [1]], ids=str)
