@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError
+from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.func.vmapped import VmapNode
 from tracer.node import Bridge, Leaf, Node, Output, flat
 from tracer.reports.badness import around, at, bad_elements, badness_of, element
@@ -52,8 +53,9 @@ class Backward:
         self._sends: dict[Node, list[Node]] = {}
         try:
             one = torch.ones(loss.shape, dtype=loss.dtype, device=loss.device)
-            for step in steps(loss, one):
-                self._look_at(step)
+            with leaving_grad_alone():
+                for step in steps(loss, one):
+                    self._look_at(step)
         except GlassgradError as error:
             self.error = error
         self._follow()
