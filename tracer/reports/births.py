@@ -14,7 +14,7 @@ from tracer.graph import Graph
 from tracer.node import Leaf, Node, Output, flat
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
-from tracer.reports.badness import FINITE, NAN, badness_of, of_extremes
+from tracer.reports.badness import FINE, NAN, of_extremes, state_of
 from tracer.reports.known_values import known_values
 from tracer.reports.repairs import makes_nan
 from tracer.reports.steps import input_names
@@ -39,7 +39,7 @@ class Birth:
     """One call at which nan or inf came up."""
 
     call: Call
-    badness: int
+    state: int
     #: ``forward``: the call made it of finite inputs. ``parameter``: a leaf that requires grad held it. ``data``: a constant did.
     #: ``constant``: an infinity that the program puts in, as masks do. ``before``: its input was made outside of the graph. ``dropped``:
     #: the notes of what it was given are gone.
@@ -62,18 +62,22 @@ class Birth:
 class Forward:
     """The calls of a graph, how bad the result of each is, and where that began."""
 
-    def __init__(self, graph: Graph, loss: Node | None) -> None:
+    def __init__(self, graph: Graph, loss: torch.Tensor | None) -> None:
+        end = None if loss is None else any_node(loss)
         self.calls = {call.serial: call for call in sorted(graph.calls(), key=lambda call: call.serial)}
         self.nodes = {node.serial: node for node in graph.nodes()}
         self.dropped, self._last_dropped = graph.dropped()
-        self._leaves = self._find_leaves(loss)
+        self._leaves = self._find_leaves(end)
         #: For what a call inside of torch.vmap was given from outside: the number of that.
         self._outside: dict[int, int] = {}
         for node in self.nodes.values():
             if isinstance(node, VmapNode):
                 for limit, parent in zip(node.limits, node.parents, strict=False):
                     self._outside.update(zip(serials((limit,)), serials((parent,)), strict=False))
-        self.badness: dict[int, int] = {}
+        #: By number: whether a result is finite, as far as that is known.
+        self.states = {s: of_extremes(c.finite, c.extremes) for s, c in self.calls.items()}
+        if not graph.notes_finite:
+            self._read_saved(loss, end)
         self.births: list[Birth] = []
         #: By the number of a call whose result is bad: where that began.
         self.origin: dict[int, Birth] = {}
@@ -81,7 +85,29 @@ class Forward:
         self.was_fine: dict[int, Call] = {}
         for call in self.calls.values():
             self._look_at(call)
-        self._follow(loss)
+        self._follow(end)
+
+    def _read_saved(self, loss: torch.Tensor | None, end: Node | None) -> None:
+        """Of a graph that does not note ``finite``: learn from what calls have saved, and from there on towards the leaves."""
+        known = {} if loss is None or end is None else {_home(end).serial: state_of(loss)}
+        for node in self.nodes.values():
+            parents = {"result": node, **dict(zip(input_names(node), node.parents, strict=False))}
+            for name, value in known_values(node).items():
+                owner = parents.get(name)
+                pairs = zip(owner, value, strict=False) if type(owner) is tuple else [(owner, value)]
+                for one, part in pairs:
+                    for serial in serials((one,)):
+                        known[serial] = max(known.get(serial, FINE), state_of(part))
+        for call in reversed(self.calls.values()):
+            self.states[call.serial] = max(known.get(call.serial, FINE), FINE)
+            unknown = [s for s in self.parents(call) if s not in known and s in self.calls]
+            given = [known[s] for s in self.parents(call) if s in known and s != call.serial]
+            if self.states[call.serial] > max(given, default=FINE) and not makes_nan(call.op):
+                # It only hands on what somebody else has made.
+                state, hands_on = self.states[call.serial], call.op in _PLACING or call.op in _ADDING
+                guilty = [s for s in unknown if makes_nan(self.calls[s].op)]
+                guilty += unknown if state == NAN or hands_on else []
+                known.update((s, state) for s in guilty[:1])
 
     def _find_leaves(self, loss: Node | None) -> dict[int, torch.Tensor]:
         ends = [parent for node in self.nodes.values() for parent in flat(node.parents)]
@@ -98,15 +124,15 @@ class Forward:
             yield from serials(node.roots)
 
     def _look_at(self, call: Call) -> None:
-        bad = self.badness[call.serial] = of_extremes(call.finite, call.extremes)
-        if bad == FINITE:
+        bad = self.states[call.serial]
+        if bad <= FINE:
             if call.finite:
                 self.was_fine.update((serial, call) for serial in call.parents if serial in self._leaves)
             return
-        given = [serial for serial in self.parents(call) if self.badness.get(serial)]
-        worst = max((self.badness[serial] for serial in given), default=FINITE)
+        given = [serial for serial in self.parents(call) if self.states.get(serial, FINE) > FINE]
+        worst = max((self.states[serial] for serial in given), default=FINE)
         if worst >= bad:
-            self.origin[call.serial] = self.origin[next(s for s in given if self.badness[s] >= bad)]
+            self.origin[call.serial] = self.origin[next(s for s in given if self.states[s] >= bad)]
             return
         made = [self.origin[serial] for serial in given]
         before = next((birth for birth in made if birth.source != "constant"), None)
@@ -126,7 +152,7 @@ class Forward:
         """What is known of how a call came by a result that is worse than those of the calls before."""
         node = self.nodes.get(call.serial)
         given = {name: value for name, value in known_values(node).items() if name != "result"}
-        held = {name: b for name, value in given.items() if (b := badness_of(value)) >= bad}
+        held = {name: b for name, value in given.items() if (b := state_of(value)) >= bad}
         parents = {} if node is None else dict(zip(input_names(node), node.parents, strict=False))
         for name in held:
             parent = parents.get(name)
@@ -141,7 +167,7 @@ class Forward:
         if node is None:
             for serial in call.parents:
                 leaf = self._leaves.get(serial)
-                if leaf is not None and badness_of(leaf) >= bad and self._held(call, None, leaf, None):
+                if leaf is not None and state_of(leaf) >= bad and self._held(call, None, leaf, None):
                     return Birth(call, bad, "parameter", leaf)
         if self._only_places(call):
             return Birth(call, bad, "data" if bad == NAN else "constant")
@@ -176,16 +202,15 @@ class Forward:
     def _follow(self, loss: Node | None) -> None:
         """Find out where what was born comes to."""
         end = None if loss is None else _home(loss).serial
-        if end not in self.calls:
-            end = None
+        end = end if end in self.calls else None
         reaching: set[int] = set()
         taken: set[int] = set()
         for call in reversed(self.calls.values()):
-            bad = self.badness[call.serial] != FINITE
+            bad = self.states[call.serial] > FINE
             if bad and (call.serial == end or (end is None and call.serial not in taken)):
                 reaching.add(call.serial)
             for serial in self.parents(call):
-                if self.badness.get(serial):
+                if self.states.get(serial, FINE) > FINE:
                     taken.add(serial)
                     if bad and call.serial in reaching:
                         reaching.add(serial)
@@ -208,7 +233,7 @@ def _is_constant(parent: Any, value: Any, bad: int) -> bool:
     """Whether what is bad in an argument came from no call and no leaf; ``parent`` has the nodes of a list of tensors."""
     if type(parent) is not tuple:
         return parent is None
-    return any(p is None and badness_of(v) >= bad for p, v in zip(parent, value, strict=False))
+    return any(p is None and state_of(v) >= bad for p, v in zip(parent, value, strict=False))
 
 
 def _home(node: Node) -> Node:
@@ -217,7 +242,7 @@ def _home(node: Node) -> Node:
 
 
 def _extent(leaf: torch.Tensor) -> tuple[float, float] | None:
-    if badness_of(leaf) != FINITE or not leaf.is_floating_point() or not leaf.numel():
+    if state_of(leaf) > FINE or not leaf.is_floating_point() or not leaf.numel():
         return None
     largest = float(leaf.detach().abs().max())
     return -largest, largest

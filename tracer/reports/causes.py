@@ -109,25 +109,6 @@ FIX_ZERO: dict[str, str] = {
     "dropout": "Drop less",
 }
 
-#: Why there is an infinite or undefined slope, by op, and the usual repair.
-NOT_FINITE: dict[str, str] = {
-    "sqrt": "Its slope at 0 is infinite, and below 0 it is not defined: clamp from below, or add a small number before it",
-    "rsqrt": "It is infinite at 0: add a small number before it",
-    "log": "It is infinite at 0, and not defined below: clamp from below, add a small number before it, or use log_softmax, log1p",
-    "div": "It divides by 0: add a small number to the divisor, or replace the zeros in it with torch.where before dividing",
-    "reciprocal": "It divides by 0: add a small number before it",
-    "pow": "A base of 0 with an exponent below 1, or a negative base: clamp the base from below",
-    "exp": "It overflows: subtract the maximum first, or clamp from above",
-    **dict.fromkeys(
-        ("norm", "linalg_norm", "linalg_vector_norm"),
-        "Its slope at 0 is not defined: add a small number under the root",
-    ),
-    "std": "Its slope at a spread of 0 is infinite: use var, or add a small number under the root",
-    "softmax": "A row of -inf alone: let every row keep an element, or mask with a large finite number",
-    "acos": "Its slope at 1 and -1 is infinite: clamp a little inside",
-    "asin": "Its slope at 1 and -1 is infinite: clamp a little inside",
-}
-
 #: What to do about a cut, by its kind.
 FIX_CUT: dict[str, str] = {
     "detach": "Leave out detach() where the gradient is to come through; torch.nn.Parameter(x) has one in it",
