@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ from tracer.graph import Graph
 from tracer.node import Leaf, Node, Output, flat
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
-from tracer.reports.badness import FINE, NAN, of_extremes, state_of
+from tracer.reports.badness import FINE, INF, NAN, of_extremes, state_of
+from tracer.reports.causes import PRODUCTS
 from tracer.reports.known_values import known_values
 from tracer.reports.repairs import makes_nan
 from tracer.reports.steps import input_names
@@ -30,6 +31,16 @@ _PLACING = frozenset(
 )  # fmt: skip
 #: Ops whose result is at most as far out as the sum of what they are given.
 _ADDING = frozenset(("add", "rsub", "sub"))
+#: Ops that add something to a product of two others, and how many terms the product is thought to have at most.
+_ADDING_A_PRODUCT = frozenset(("addmm", "addmv", "addbmm", "baddbmm"))
+_TERMS = 1e5
+#: Ops that make nothing else of finite numbers, short of what their dtype holds, and nothing finite of others.
+_HANDING_ON = _ADDING | frozenset(
+    (
+        "clone", "contiguous", "double", "expand", "flatten", "float", "log_softmax", "mean", "movedim", "neg", "permute", "reshape",
+        "squeeze", "sum", "t", "transpose", "unflatten", "unsqueeze", "view",
+    )
+)  # fmt: skip
 #: Far from where a sum overflows in any dtype but float16.
 _MODERATE = 1e37
 
@@ -47,6 +58,8 @@ class Birth:
     #: The leaf that held it, and the names of the arguments that did.
     leaf: torch.Tensor | None = None
     arguments: list[str] = field(default_factory=list)
+    #: A call made by the same function of torch's, whose other parts put it in on its behalf: it stands for that function.
+    within: Call | None = None
     #: The call that put in the infinities that became nan here.
     infinities: Call | None = None
     #: The call that made nan of the inf that was born here.
@@ -99,15 +112,32 @@ class Forward:
                     for serial in serials((one,)):
                         known[serial] = max(known.get(serial, FINE), state_of(part))
         for call in reversed(self.calls.values()):
-            self.states[call.serial] = max(known.get(call.serial, FINE), FINE)
-            unknown = [s for s in self.parents(call) if s not in known and s in self.calls]
-            given = [known[s] for s in self.parents(call) if s in known and s != call.serial]
-            if self.states[call.serial] > max(given, default=FINE) and not makes_nan(call.op):
-                # It only hands on what somebody else has made.
-                state, hands_on = self.states[call.serial], call.op in _PLACING or call.op in _ADDING
-                guilty = [s for s in unknown if makes_nan(self.calls[s].op)]
-                guilty += unknown if state == NAN or hands_on else []
-                known.update((s, state) for s in guilty[:1])
+            if call.serial in known:
+                known.update((s, state) for s, state in self._told_by(call, known).items() if s in self.calls)
+        self.states = {serial: max(known[serial], FINE) for serial in self.calls if serial in known}
+
+    def _told_by(self, call: Call, known: Mapping[int, int]) -> dict[int, int]:
+        """What the result of a call tells of those inputs of which nothing is known."""
+        state, hands_on = known[call.serial], call.op in _HANDING_ON
+        unknown = [serial for serial in self.parents(call) if serial not in known]
+        if state <= FINE:
+            return dict.fromkeys(unknown, FINE) if hands_on or (call.op in PRODUCTS and call.op != "div") else {}
+        given = [known[serial] for serial in self.parents(call) if serial in known]
+        if max(given, default=FINE) >= state or (makes_nan(call.op) and not hands_on):
+            return {}
+        guilty = [s for s in unknown if s in self.calls and makes_nan(self.calls[s].op)]
+        if not self._can_make(call, state):
+            guilty += unknown
+        return dict.fromkeys(guilty[:1], state)
+
+    def _can_make(self, call: Call, state: int) -> bool:
+        """Whether a call can have made a result so bad of finite inputs, as far as its op and shapes tell."""
+        node = self.nodes.get(call.serial)
+        if call.op == "mean":
+            return node is not None and any(p.shape is not None and not p.shape.numel() for p in flat(node.parents))
+        if state == INF:
+            return not (call.op in _HANDING_ON or call.op in _PLACING) or (call.op == "sum" and _is_half(node))
+        return makes_nan(call.op)
 
     def _find_leaves(self, loss: Node | None) -> dict[int, torch.Tensor]:
         ends = [parent for node in self.nodes.values() for parent in flat(node.parents)]
@@ -124,6 +154,8 @@ class Forward:
             yield from serials(node.roots)
 
     def _look_at(self, call: Call) -> None:
+        if call.serial not in self.states:  # as far as is known, what came in goes on
+            self.states[call.serial] = max((self.states.get(s, FINE) for s in self.parents(call)), default=FINE)
         bad = self.states[call.serial]
         if bad <= FINE:
             if call.finite:
@@ -141,6 +173,10 @@ class Forward:
             self.origin[call.serial] = before
             return
         birth = self._born(call, bad)
+        if birth.source in ("data", "constant"):
+            near = [self.calls[s] for s in self._given(call, 2) if s in self.calls]
+            birth.within = next((c for c in near if makes_nan(c.op) and _made_together(c, call)), None)
+            birth.source = "forward" if birth.within is not None else birth.source
         if made:
             birth.infinities = made[0].call
             for one in made:
@@ -175,6 +211,13 @@ class Forward:
             return Birth(call, bad, "dropped")
         return Birth(call, bad, "forward")
 
+    def _given(self, call: Call, depth: int) -> list[int]:
+        """The numbers of what a call was given, and of what that was made of."""
+        found = list(self.parents(call))
+        if depth > 1:
+            found += [s for one in list(found) if one in self.calls for s in self._given(self.calls[one], depth - 1)]
+        return found
+
     @staticmethod
     def _held(call: Call, node: Node | None, leaf: torch.Tensor | None, name: str | None) -> bool:
         """Whether a leaf that is bad now was so when the call took it: an optimiser's step may have made it so since."""
@@ -186,7 +229,7 @@ class Forward:
         """Whether the op cannot have made it of finite numbers itself: a constant held it."""
         if call.op in _PLACING:
             return True
-        if call.op not in _ADDING:
+        if call.op not in _ADDING and call.op not in _ADDING_A_PRODUCT:
             return False
         known = [self.calls[s].extremes for s in self.parents(call) if s in self.calls]
         known += [
@@ -195,9 +238,13 @@ class Forward:
             if s not in self.calls
         ]
         node = self.nodes.get(call.serial)
-        half = node is not None and node.dtype is torch.float16
-        limit = 1e4 if half else _MODERATE
-        return all(e is not None and max(abs(e[0]), abs(e[1])) < limit for e in known) and len(known) < 2
+        limit = 1e4 if _is_half(node) else _MODERATE
+        if any(extremes is None for extremes in known):
+            return False
+        largest = [max(abs(extremes[0]), abs(extremes[1])) for extremes in known if extremes is not None]
+        if call.op in _ADDING_A_PRODUCT:
+            return len(largest) == 2 and largest[0] * largest[1] * _TERMS < limit
+        return len(largest) < 2 and all(one < limit for one in largest)
 
     def _follow(self, loss: Node | None) -> None:
         """Find out where what was born comes to."""
@@ -236,9 +283,18 @@ def _is_constant(parent: Any, value: Any, bad: int) -> bool:
     return any(p is None and state_of(v) >= bad for p, v in zip(parent, value, strict=False))
 
 
+def _made_together(one: Call, other: Call) -> bool:
+    """Whether one call of the user's made both."""
+    return one.site.line is not None and one.site.instruction == other.site.instruction
+
+
 def _home(node: Node) -> Node:
     """The call that a node is a result of."""
     return node.parents[0] if isinstance(node, Output) and node.parents else node
+
+
+def _is_half(node: Node | None) -> bool:
+    return node is not None and node.dtype is torch.float16
 
 
 def _extent(leaf: torch.Tensor) -> tuple[float, float] | None:

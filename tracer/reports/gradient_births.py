@@ -10,6 +10,7 @@ import torch
 
 from ops_registry.errors import GlassgradError
 from tracer.backprop.accumulate import leaving_grad_alone
+from tracer.backprop.hooks import native_hooks
 from tracer.func.vmapped import VmapNode
 from tracer.node import Bridge, Leaf, Node, flat
 from tracer.reports.badness import FINE, around, at, bad_elements, element, state_of
@@ -26,6 +27,7 @@ class GradientBirth:
 
     node: Node
     state: int
+    dtype: torch.dtype | None
     #: ``rule``, ``hook``, or ``sum`` of several gradients.
     source: str
     #: The gradient that it made, and what the call had been given and had returned at the same place.
@@ -96,7 +98,7 @@ class Backward:
         """By a hook, or by the sum of what had come there."""
         gradient = _gradient(grad, "gradient", None) if len(self.births) < _TOLD else ""
         source = "hook" if has_hooks(node) else "sum"
-        birth = self.births[node] = GradientBirth(node, state_of(grad), source, gradient, "", False)
+        birth = self.births[node] = GradientBirth(node, state_of(grad), _dtype(grad), source, gradient, "", False)
         return birth
 
     def _born(self, step: Step, bad: int, name: str, grad: torch.Tensor) -> GradientBirth:
@@ -110,7 +112,9 @@ class Backward:
             gradient = _gradient(grad, f"gradient of {name}" if name.isidentifier() else "gradient", came)
             given = around(where[0], grad.shape, known_values(node)) if where else ""
         hooked = node.extras is not None and bool(node.extras.post_hooks)
-        birth = self.births[node] = GradientBirth(node, bad, "hook" if hooked else "rule", gradient, given, zero)
+        birth = self.births[node] = GradientBirth(
+            node, bad, _dtype(grad), "hook" if hooked else "rule", gradient, given, zero
+        )
         return birth
 
     def follow(self) -> None:
@@ -146,6 +150,10 @@ def _passed_on(step: Step) -> Iterator[tuple[str, Node, torch.Tensor]]:
                 yield f"{name}[{i}]", one, g
 
 
+def _dtype(grad: Any) -> torch.dtype | None:
+    return grad.dtype if isinstance(grad, torch.Tensor) else None
+
+
 def _gradient(grad: Any, title: str, came: torch.Tensor | None) -> str:
     """The first bad element of a gradient, how many there are, and what came in there."""
     if not isinstance(grad, torch.Tensor):
@@ -172,3 +180,17 @@ def has_hooks(node: Node) -> bool:
         return True
     tensor = node.variable if isinstance(node, Leaf) and node.adopted else None
     return bool(getattr(tensor, "_backward_hooks", None))
+
+
+def hooks_told(node: Node) -> str:
+    """``by the hook at train.py:12``: where the hooks at a node are written; empty where they are no functions of the user's."""
+    extras, found = node.extras, []
+    if extras is not None:
+        groups = (extras.hooks, extras.prehooks, extras.post_hooks, *(extras.output_hooks or {}).values())
+        found = [hook for group in groups for hook in (group or {}).values()]
+    if isinstance(node, Leaf):
+        found += native_hooks(node, "_backward_hooks")
+    users = [hook for hook in found if str(getattr(hook, "__module__", "")).partition(".")[0] != "torch"]
+    codes = [code for hook in users if (code := getattr(hook, "__code__", None)) is not None]
+    places = [f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" for code in codes]
+    return f"by the hook at {', '.join(dict.fromkeys(places))}" if places else ""

@@ -16,9 +16,9 @@ from tracer.node import Leaf, Node, OpaqueNode
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
 from tracer.reports import repairs
-from tracer.reports.badness import TOLD, around, at, bad_elements, between, element, is_bad, span
+from tracer.reports.badness import INF, TOLD, around, at, bad_elements, between, element, is_bad, span
 from tracer.reports.births import Birth, Forward
-from tracer.reports.gradient_births import Backward, GradientBirth, inside
+from tracer.reports.gradient_births import Backward, GradientBirth, hooks_told, inside
 from tracer.reports.known_values import known_values, title_of
 from tracer.reports.report import Report, Row, calls, place
 from tracer.reports.steps import input_names
@@ -185,7 +185,7 @@ class Places:
 
     # ------------------------------------------------------------------ forward
     def _forward_row(self, birth: Birth, with_values: bool) -> NotFinite:
-        call = birth.call
+        call = birth.within or birth.call
         node = self.forward.nodes.get(call.serial)
         told: list[str] = []
         if birth.source == "forward" and with_values:
@@ -239,7 +239,7 @@ class Places:
         return ", ".join(told)
 
     def _repair(self, birth: Birth, born: str, node: Node | None) -> str:
-        op, what = birth.call.op, TOLD[birth.state]
+        op, what = (birth.within or birth.call).op, TOLD[birth.state]
         if born == "parameter":
             return (
                 f"Look at the backward pass of the step before with find_nan(graph, loss): {what} in a gradient goes into the parameter "
@@ -256,12 +256,15 @@ class Places:
             return repairs.DOUBLE_WHERE
         if isinstance(node, OpaqueNode) and not inside(node):
             return f"Look at what {node.title if isinstance(node, FunctionNode) else op} computes in its forward."
-        return repairs.in_forward(op, None if node is None else node.dtype)
+        if birth.infinities is not None:
+            return repairs.of_infinities(op)
+        base = known_values(node).get("input")
+        overflows = birth.state == INF and isinstance(base, torch.Tensor) and bool(base.detach().ne(0).all())
+        return repairs.in_forward(op, None if node is None else node.dtype, overflows)
 
     # ------------------------------------------------------------------ backward
     def _backward_row(self, birth: GradientBirth) -> NotFinite:
         node = birth.node
-        dtype = node.dtype
         op, site, values = node.op, node.site, ", ".join(filter(None, (birth.gradient, birth.given)))
         suspects = [n for n in inside(node) if repairs.makes_gradients(n.op)]
         if suspects and birth.source == "rule":
@@ -271,14 +274,15 @@ class Places:
             values = f"inside {node.op}{others}; {birth.gradient}"
         if birth.source == "hook":
             op = f"a hook on {node.op}"
+            values = ", ".join(filter(None, (hooks_told(node), values)))
             repair = f"A hook on {node.op} or on its result makes it: look at what it returns, and divide and take roots there with eps."
         elif birth.source == "sum":
-            repair = repairs.of_sum(dtype)
+            repair = repairs.of_sum(birth.dtype)
             values = f"where gradients are added up; {values}" if values else "where gradients are added up"
         elif isinstance(node, OpaqueNode) and not suspects:
             repair = f"Look at {node.origin}: it divides, or takes a root or a log, where it may be 0."
         else:
-            repair = repairs.in_backward(op, dtype, birth.zero_gradient)
+            repair = repairs.in_backward(op, birth.dtype, birth.zero_gradient)
         if isinstance(node, Leaf) and node.variable is not None:
             values = f"of {title_of(node.variable)}, {values}"
             uses = [call.site for call in self.forward.calls.values() if node.serial in call.parents]

@@ -16,8 +16,9 @@ from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
 from tracer.reports.badness import ABSENT, FINE, INF, NAN
-from tracer.reports.causes import FIX_CUT, FIX_ZERO, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
+from tracer.reports.causes import CHOOSING, FIX_CUT, FIX_ZERO, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
 from tracer.reports.evidence import NUMBERS, Evidence, Origin, call_of, kind_of
+from tracer.reports.gradient_births import hooks_told
 from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
@@ -183,7 +184,7 @@ def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]
             return [_dead_end(serial, evidence)]
         fix = (
             "Call what uses it inside the graph, before the loss is taken; where a module has replaced it since "
-            "(module.weight = ...), ask about the new one"
+            "(module.weight = ..., load_state_dict(assign=True)), ask about the new one"
         )
         return [Cause("unused", "", None, "no call that was recorded took it", fix)]
     if evidence.root is None and not frozen and all(cause.cause != "cut" for cause in found):
@@ -218,7 +219,8 @@ def _of_cut(cut: Cut) -> Cause:
         "deepcopy": "the copy is a leaf of its own",
     }
     reason = reasons.get(cut.what, "what came out of it has the values and no history")
-    return Cause("cut", told, cut.site, reason, FIX_CUT[cut.what])
+    choice = cut.what == "integer result" and name_of(op) in CHOOSING
+    return Cause("cut", told, cut.site, reason, FIX_CUT["indices" if choice else cut.what])
 
 
 # ---------------------------------------------------------------------- it came, and something is wrong with it
@@ -282,13 +284,8 @@ def _of_origin(origin: Origin, state: int, subject: Node, evidence: Evidence) ->
         return _not_finite(evidence.places.of_gradient(node), state)
     if origin.how == "hook":
         told = f"a hook on the result of {node.op}" if isinstance(node, CallNode | OpaqueNode) else "a hook on it"
-        return Cause(
-            _word(state),
-            "a hook",
-            node.site,
-            f"{told} was given a gradient and made it so",
-            "Look at register_hook on it",
-        )
+        reason = ", ".join(filter(None, (f"{told} was given a gradient and made it so", hooks_told(origin.node))))
+        return Cause(_word(state), "a hook", node.site, reason, "Look at register_hook on it")
     if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
         reason = "a gradient came, and this is what the hook or the call passed on"
         return Cause(
