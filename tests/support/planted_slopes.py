@@ -471,3 +471,19 @@ def attention_of_a_padded_sequence(x: T, w: T) -> Any:
     padding = torch.ones(1, 3, dtype=torch.bool)
     out, _ = attention(*[torch.randn(1, 3, 4)] * 3, key_padding_mask=padding)  # FAULT
     return attention.in_proj_weight, out.sum() + w.sum()
+
+
+@fault("nan", "log", "Clamp before the log")
+def a_log_that_is_clamped_afterwards(x: T, w: T) -> T:
+    logs = torch.log(x - x.detach())  # FAULT
+    return (logs.clamp(min=-10) * w).sum()
+
+
+@fault("nan", "layer_norm", "an eps above 0")
+def a_norm_layer_without_eps(x: T, w: T) -> T:
+    return (F.layer_norm(x - x.detach(), (3,), eps=0.0) * w).sum()  # FAULT
+
+
+@fault("zero", "cdist", "distance of 0")
+def distances_of_a_point_to_itself(x: T, w: T) -> T:
+    return torch.cdist(x[None], x[None]).sum() + w.sum()  # FAULT

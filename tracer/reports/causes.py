@@ -81,7 +81,11 @@ WHY_ZERO: dict[str, str] = {
         "what it normalises is one value or all equal, so that nothing is left of it, or its weight is 0",
     ),
     "std": "its slope is taken as 0 at a spread of 0",
-    "atan2": "its slope is taken as 0 at the origin, where every element was",
+    **dict.fromkeys(("atan2", "angle"), "its slope is taken as 0 at the origin, where every element was"),
+    **dict.fromkeys(("cdist", "pdist", "pairwise_distance"), "its slope is taken as 0 at a distance of 0"),
+    "prod": "two or more of its factors are 0",
+    "logsumexp": "every element is -inf",
+    "scaled_dot_product_attention": "every key is masked, or its softmax is saturated",
 }
 
 #: Ops whose derivative is 0 everywhere.

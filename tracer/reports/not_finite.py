@@ -252,7 +252,7 @@ class Places:
         if birth.source in ("before", "dropped"):
             return "Open the graph earlier, around all that leads to this call."
         led = self.led_to.get(birth)
-        if not birth.reaches and led is not None and birth.stopped is not None:
+        if not birth.reaches and led is not None and birth.stopped is not None and repairs.drops(birth.stopped.op):
             return repairs.DOUBLE_WHERE
         if isinstance(node, OpaqueNode) and not inside(node):
             return f"Look at what {node.title if isinstance(node, FunctionNode) else op} computes in its forward."

@@ -29,6 +29,8 @@ _STD = (
     "A spread (standard deviation, variance) needs more than one element; use correction=0, or the variance with eps."
 )
 _MATRIX = "The matrix is singular or nearly so: add eps to its diagonal, or use a pseudo-inverse."
+_POLES = "It is infinite at 0 and at the negative whole numbers: keep its argument above 0, x.clamp(min=eps)."
+_NORMALISING = "It divides by the spread of its input, which is 0 here: give it an eps above 0."
 _DETERMINANT = (
     "The determinant is 0 or negative, and its log is -inf or nan: add eps to the diagonal of the matrix; slogdet gives the sign "
     "apart."
@@ -61,7 +63,8 @@ _FORWARD = {
     **dict.fromkeys(
         ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "special_entr", "kl_div"), _LOG
     ),
-    **dict.fromkeys(("lgamma", "digamma", "polygamma"), _LOG),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), _POLES),
+    **dict.fromkeys(("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm"), _NORMALISING),
     **dict.fromkeys(("logdet", "slogdet", "linalg_slogdet"), _DETERMINANT),
     **dict.fromkeys(("sqrt", "rsqrt"), _ROOT),
     **dict.fromkeys(("div", "reciprocal", "remainder", "fmod", "addcdiv", "floor_divide"), _DIVISION),
@@ -108,6 +111,17 @@ _BACKWARD = {
     **dict.fromkeys(("svd", "linalg_svd", "linalg_eigh", "linalg_eig", "linalg_qr", "linalg_svdvals", "nuclear_norm"), _SPECTRUM),
     **dict.fromkeys(("atan2", "angle", "polar", "sgn"), _ANGLE),
 }  # fmt: skip
+
+
+#: Ops that put something else in the place of what they drop.
+_DROPPING = frozenset(
+    ("where", "masked_fill", "nan_to_num", "masked_scatter", "index_fill", "index_put", "__setitem__", "__getitem__", "masked_select")
+)  # fmt: skip
+
+
+def drops(op: str) -> bool:
+    """Whether the op leaves elements out, as the branch of a condition that is not taken; others make finite numbers of bad ones."""
+    return op in _DROPPING
 
 
 def makes_nan(op: str) -> bool:

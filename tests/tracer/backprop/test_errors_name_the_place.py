@@ -64,6 +64,11 @@ class Unrecorded(Base):
         return grad * ctx.saved_tensors[0].detach()
 
 
+def written_gradient(x: T) -> T:
+    y = WritesInPlace.apply(x)  # HERE
+    return (y + x) * 2
+
+
 def overwritten(x: T) -> T:
     y = x.exp()  # HERE
     y.add_(1)
@@ -163,6 +168,7 @@ CASES: dict[str, tuple[type[Exception], Callable[[T], T], Callable[[T, T], None]
     "unpack hook": (tracer.SavedTensorHookError, badly_packed, backward),
     "Function with two gradients": (tracer.FunctionError, applied(TwoGradients), backward),
     "Function that gives no tensor": (tracer.FunctionError, applied(NoTensor), backward),
+    "Function that writes into its gradient": (tracer.InPlaceError, written_gradient, backward),
     "Function that fails": (ValueError, applied(Failing), backward),
     "Function, differentiated twice": (tracer.SecondDerivativeError, applied(Once), second),
     "Function with an unrecorded part": (tracer.SecondDerivativeError, applied(Unrecorded), second),
