@@ -207,6 +207,7 @@ def randomness_of_level() -> str:
 native_graph_task_id: Callable[[], int] = torch._C._current_graph_task_id
 native_will_execute: Callable[[Any], bool] = torch._C._will_engine_execute_node
 native_autograd_node: Callable[[], Any] = torch._C._current_autograd_node
+native_checkpoint_is_valid: Callable[[], bool] = torch.autograd._is_checkpoint_valid
 torch_c: Any = torch._C
 
 #: The class of torch's engine, whose one instance queues callbacks and runs every native backward pass, and the class that holds it.

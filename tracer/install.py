@@ -52,9 +52,9 @@ from ops_registry.torch_private import (
     vmap_parts,
 )
 from tracer.anomaly import switch
+from tracer.backprop import progress
 from tracer.backprop.api import backward, backward_of, grad
 from tracer.backprop.engine import Engine
-from tracer.backprop.progress import current_autograd_node, current_graph_task_id, will_engine_execute_node
 from tracer.changes import Change, LaterChange, redirected
 from tracer.func.handover import TRANSFORMS, functionalize
 from tracer.func.vmapped import flat_vmap
@@ -115,20 +115,26 @@ CHANGES: tuple[Change, ...] = (
     Change(
         torch_c,
         "_current_graph_task_id",
-        current_graph_task_id,
+        progress.current_graph_task_id,
         "multi-grad hooks and checkpoints ask it which backward pass they are in, so as to recompute once: torch knows its own only",
     ),
     Change(
         torch_c,
         "_will_engine_execute_node",
-        will_engine_execute_node,
+        progress.will_engine_execute_node,
         "multi-grad hooks ask it how many gradients to wait for: torch knows its own nodes only",
     ),
     Change(
         torch_c,
         "_current_autograd_node",
-        current_autograd_node,
+        progress.current_autograd_node,
         "hooks and dispatch modes ask it which node is being visited: torch knows its own only",
+    ),
+    Change(
+        torch.autograd,
+        "_is_checkpoint_valid",
+        progress.is_checkpoint_valid,
+        "checkpoints with use_reentrant=True ask it whether they may fill leaves: torch knows its own backward passes only",
     ),
     Change(
         Variable,

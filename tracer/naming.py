@@ -86,3 +86,10 @@ def called_at(node: Node) -> str | None:
     if site is None:
         return None
     return f"called at {site.line or 'an unknown line'}" + (f" in {site.module}" if site.module else "")
+
+
+def say_where(error: Exception, node: Node) -> None:
+    """Let an error that does not say so itself name the call whose gradient was being computed."""
+    said = "\n".join((str(error), *getattr(error, "__notes__", ())))
+    if (called_at(node) or HOW_TO_KNOW) not in said and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"raised by the backward rule of {describe_node(node)}")

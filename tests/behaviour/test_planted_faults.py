@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import planted_cuts, planted_values  # noqa: F401  what they plant
+from support import planted_cuts, planted_slopes, planted_training, planted_values  # noqa: F401  what they plant
 from support.planted import FAULTS, T
 
 import tracer
@@ -28,10 +28,29 @@ def test_the_fault_is_named_with_its_op_and_line(name: str) -> None:
     assert planted.op in answer.rows[0].op, answer
     if planted.cause == "unused":
         assert answer.rows[0].site is None, answer
+    elif planted.line is None:  # in the code of a stock model
+        assert "site-packages/torchvision" in str(answer.rows[0].site.line), answer
     else:
-        assert planted.line is not None and f" at {planted.line}" in answer.verdict, answer
+        assert f" at {planted.line}" in answer.verdict, answer
+    assert planted.advice in str(answer), answer
     assert subject.grad is None and x.grad is None and w.grad is None
     _check_gradient(planted.cause, subject, loss)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", [name for name, planted in FAULTS.items() if planted.cause in ("nan", "inf")])
+def test_find_nan_and_why_name_one_place_and_repair(name: str) -> None:
+    torch.manual_seed(0)
+    planted = FAULTS[name]
+    x = tracer.tensor([0.5, 1.0, 2.0], requires_grad=True)
+    w = tracer.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    with tracer.Graph(sites=True, finite=True) as graph:
+        made = planted.program(x, w)
+    subject, loss = made if isinstance(made, tuple) else (x, made)
+    cause, place = tracer.why(subject, loss, graph).rows[0], tracer.find_nan(graph, loss).rows[0]
+    assert cause.site is not None and place.site is not None
+    assert (cause.op, cause.site.line, f"{cause.fix}.") == (place.op, place.site.line, place.repair)
+    assert planted.op in cause.op and str(planted.line) in str(cause.site), "as without the notes of all results"
 
 
 def _check_gradient(cause: str, subject: T, loss: T) -> None:

@@ -20,6 +20,8 @@ class Fault:
     op: str
     #: Given two leaves of three positive elements, returns the loss, for the verdict on the first; or what to ask about, and the loss.
     program: Callable[[T, T], Any]
+    #: What the advice has to say.
+    advice: str = ""
 
     @property
     def line(self) -> str | None:
@@ -32,12 +34,12 @@ class Fault:
 FAULTS: dict[str, Fault] = {}
 
 
-def fault(cause: str, op: str) -> Callable[[Callable[[T, T], Any]], Callable[[T, T], Any]]:
-    """Enter a program, with the verdict and the op that are to be told of it."""
+def fault(cause: str, op: str, advice: str = "") -> Callable[[Callable[[T, T], Any]], Callable[[T, T], Any]]:
+    """Enter a program, with the verdict and the op that are to be told of it, and a part of the advice."""
 
     def enter(program: Callable[[T, T], Any]) -> Callable[[T, T], Any]:
         assert program.__name__ not in FAULTS
-        FAULTS[program.__name__] = Fault(cause, op, program)
+        FAULTS[program.__name__] = Fault(cause, op, program, advice)
         return program
 
     return enter

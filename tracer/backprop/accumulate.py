@@ -53,6 +53,11 @@ def leaving_grad_alone() -> Iterator[dict[torch.Tensor, torch.Tensor]]:
                 _GRAD.__set__(tensor, grad)
 
 
+def grad_is_left_alone() -> bool:
+    """Whether this thread is inside ``leaving_grad_alone``."""
+    return _aside.before is not None
+
+
 def accumulate(entries: Iterable[Entry]) -> None:
     """Add each gradient to the tensor's ``.grad``, in place where there is one; no other thread adds at the same time."""
     mode = torch.is_grad_enabled()

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 from ops_registry.torch_private import (
     native_autograd_node,
+    native_checkpoint_is_valid,
     native_graph_task_id,
     native_will_execute,
 )
+from tracer.backprop.accumulate import grad_is_left_alone
 from tracer.errors import NotInBackwardError
 from tracer.node import Node
 from tracer.recording.grad_fn import as_grad_fn
@@ -33,6 +35,8 @@ class Progress(Protocol):
     native_task: int
     #: The node that is visited.
     node: Node | None
+    #: Where gradients are asked for; None where all leaves are to be filled.
+    targets: set[Node] | None
     #: What is to be called when the sweep has come through and every ``.grad`` is filled.
     callbacks: list[Callable[[], Any]]
 
@@ -77,6 +81,15 @@ def current_autograd_node() -> Any:
     if sweep is None:
         return native_autograd_node()
     return None if sweep.node is None else as_grad_fn(sweep.node)
+
+
+def is_checkpoint_valid() -> bool:
+    """``torch.autograd._is_checkpoint_valid``: whether a backward pass may run inside those in progress, which fills every leaf it meets.
+
+    Not where any of them is for some tensors only (``grad``, ``inputs=``), unless what fills ``.grad`` is taken out again.
+    """
+    asked_for_some = any(sweep.targets is not None for sweep in _state.sweeps)
+    return native_checkpoint_is_valid() and (grad_is_left_alone() or not asked_for_some)
 
 
 def will_engine_execute_node(node: Any) -> bool:

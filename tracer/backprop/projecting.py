@@ -61,9 +61,3 @@ def origin_of(node: Node, step: Step | None) -> str:
         return node.origin
     name = getattr(step.formula.function, "__name__", "?")
     return f"the rule '{name}' ({step.formula.location}) of {describe_node(node)}"
-
-
-def say_where(error: Exception, node: Node) -> None:
-    """Let the error name the call whose gradient was being computed."""
-    if hasattr(error, "add_note"):  # Python 3.11
-        error.add_note(f"raised by the backward rule of {describe_node(node)}")

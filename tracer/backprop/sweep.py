@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ops_registry.errors import GlassgradError
 from ops_registry.registry import active
 from ops_registry.rule import CallPlan, Step
 from ops_registry.scopes import without_blocks
@@ -37,10 +36,10 @@ from tracer.backprop.hooks import (
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
 from tracer.backprop.progress import begin, end, next_task
-from tracer.backprop.projecting import check_tensor, project_list, project_onto, say_where, wrong_number
+from tracer.backprop.projecting import check_tensor, project_list, project_onto, wrong_number
 from tracer.errors import FreedGraphError
 from tracer.graph import backward_order
-from tracer.naming import describe_node
+from tracer.naming import describe_node, say_where
 from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat, tensors_in
 from tracer.recording.levels import levels
 from tracer.recording.saved import reattach, release, saved_values
@@ -364,8 +363,6 @@ class Sweep:
     def _through_opaque(self, node: OpaqueNode, grad: Any, grad_inputs: dict[int, Any] | None) -> None:
         try:
             results = node.grad_inputs(grad, self.create_graph, self._in_flight)
-        except GlassgradError:
-            raise  # says itself where
         except Exception as error:
             say_where(error, node)
             raise

@@ -83,11 +83,12 @@ class FunctionNode(OpaqueNode):
             tensor, f"unrecorded:{self.op}", lambda: self._unrecorded(what, tensor.shape), self.parents
         )
 
-    @staticmethod
     def _raising(
-        tensor: torch.Tensor, op: str, error: Callable[[], Exception], parents: tuple[Any, ...]
+        self, tensor: torch.Tensor, op: str, error: Callable[[], Exception], parents: tuple[Any, ...]
     ) -> torch.Tensor:
-        return tracked_alias(tensor, enter(RaisingNode(op, error, parents, tensor.shape, tensor.dtype)))
+        node = enter(RaisingNode(op, error, parents, tensor.shape, tensor.dtype))
+        node.place = self.place  # the user's line is that of the Function's call
+        return tracked_alias(tensor, node)
 
     def _unrecorded(self, what: str, shape: torch.Size) -> Exception:
         return SecondDerivativeError(

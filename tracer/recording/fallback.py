@@ -104,7 +104,9 @@ class TorchNode(OpaqueNode):
                 f"Write a rule for it."
             )
 
-        return tracked_alias(grad, enter(RaisingNode(self.op, error, parents, grad.shape, grad.dtype)))
+        node = enter(RaisingNode(self.op, error, parents, grad.shape, grad.dtype))
+        node.place = self.place  # the user's line is that of the call itself
+        return tracked_alias(grad, node)
 
 
 @contextmanager

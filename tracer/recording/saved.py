@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from ops_registry.rule import FROM_RESULT, CallPlan
 from ops_registry.sites import Site, find_site
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, storage_key
 from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
-from tracer.naming import describe_node
+from tracer.naming import describe_node, say_where
 from tracer.node import CallNode, Node, Versions, tensors_in
 from tracer.notes.cuts import noting
 from tracer.recording.levels import levels, physical, physical_versions, translated
@@ -141,7 +142,7 @@ def saved_values(node: Node) -> tuple[Any, ...]:
             f"Pass retain_graph=True to the first."
         )
     if levels.open:
-        saved = translated(node, saved)
+        saved = _or_say_where(node, translated, node, saved)
     for position, (tensor, version) in enumerate(node.saved_versions):
         if tensor._version != version:
             writer, site = last_write(tensor)
@@ -151,7 +152,15 @@ def saved_values(node: Node) -> tuple[Any, ...]:
                 f"or into a clone.",
                 site,
             )
-    return unpack_nest(saved) if node.packed else saved
+    return _or_say_where(node, unpack_nest, saved) if node.packed else saved
+
+
+def _or_say_where(node: Node, function: Callable[..., Any], *args: Any) -> Any:
+    try:
+        return function(*args)
+    except Exception as error:
+        say_where(error, node)
+        raise
 
 
 #: The op that last wrote in place into a storage, the shape it wrote, the version it left, and where that was; the latest 256.

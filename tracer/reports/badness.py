@@ -1,4 +1,4 @@
-"""How bad a value is: finite, infinite somewhere, or nan somewhere; and which of its elements are."""
+"""What a value is, from nothing to nan; which of its elements are not finite."""
 
 from __future__ import annotations
 
@@ -6,37 +6,55 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.node import parts_of, tensors_in
 from tracer.notes.finite import is_finite
 
-#: From good to bad.
-FINITE, INF, NAN = 0, 1, 2
+#: What a gradient, or a value, can be, from nothing to worst.
+ABSENT, ZERO, FINE, INF, NAN = range(5)
 #: How they are told.
-TOLD = ("finite", "inf", "nan")
+TOLD = ("absent", "zero", "finite", "inf", "nan")
 
 #: How many elements are named.
 _NAMED = 2
 
 
-def badness_of(value: Any) -> int:
-    """The worst that stands in a tensor or a number, or in a nest of them."""
+def state_of(value: Any) -> int:
+    """Whether a tensor or a number, or the worst in a nest of them, is zero throughout, has an inf or a nan, or is fine."""
     if isinstance(value, float | complex):
         value = torch.tensor(value)
-    worst = FINITE
+    worst = ZERO
     with DisableTorchFunctionSubclass(), torch.no_grad():
         for tensor in tensors_in(value):
-            plain = values_in(tensor)
-            if plain is None or bool(plain.isfinite().all()):
-                continue
-            worst = max(worst, NAN if bool(plain.isnan().any()) else INF)
+            worst = max(worst, _state(tensor))
     return worst
 
 
+def is_bad(value: Any) -> bool:
+    """Whether something in it is not finite."""
+    return state_of(value) > FINE
+
+
+def _state(tensor: torch.Tensor) -> int:
+    if tensor.is_meta:
+        return FINE  # it has no values
+    plain = values_in(tensor)
+    if plain is None or not plain.numel():
+        return ZERO
+    if plain.dtype.is_complex:
+        plain = torch.view_as_real(plain.resolve_conj())
+    low, high = (extreme.item() for extreme in plain.aminmax())
+    if low != low:  # NaN wins in both
+        return NAN
+    if low == 0 and high == 0:
+        return ZERO
+    return INF if low == -torch.inf or high == torch.inf else FINE
+
+
 def of_extremes(finite: bool | None, extremes: tuple[float, float] | None) -> int:
-    """The badness of what was noted of a call; what is not known passes for finite."""
+    """The state of what was noted of a call; what is not known passes for fine."""
     if finite is not False:
-        return FINITE
+        return FINE
     return INF if extremes is not None and extremes[0] == extremes[0] and not is_finite(extremes) else NAN
 
 
@@ -47,7 +65,7 @@ def values_in(tensor: torch.Tensor) -> torch.Tensor | None:
     parts = parts_of(tensor)
     if not parts:
         return None
-    plain = parts[-1].detach()
+    plain = TensorBase.detach(parts[-1])  # not that of our class, which would note a cut
     return plain.float() if plain.dtype.itemsize == 1 else plain  # float8 has few kernels
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,8 @@ from tracer.graph import Graph
 from tracer.node import Leaf, Node, Output, flat
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
-from tracer.reports.badness import FINITE, NAN, badness_of, of_extremes
+from tracer.reports.badness import FINE, INF, NAN, of_extremes, state_of
+from tracer.reports.causes import PRODUCTS
 from tracer.reports.known_values import known_values
 from tracer.reports.repairs import makes_nan
 from tracer.reports.steps import input_names
@@ -30,6 +31,16 @@ _PLACING = frozenset(
 )  # fmt: skip
 #: Ops whose result is at most as far out as the sum of what they are given.
 _ADDING = frozenset(("add", "rsub", "sub"))
+#: Ops that add something to a product of two others, and how many terms the product is thought to have at most.
+_ADDING_A_PRODUCT = frozenset(("addmm", "addmv", "addbmm", "baddbmm"))
+_TERMS = 1e5
+#: Ops that make nothing else of finite numbers, short of what their dtype holds, and nothing finite of others.
+_HANDING_ON = _ADDING | frozenset(
+    (
+        "clone", "contiguous", "double", "expand", "flatten", "float", "log_softmax", "mean", "movedim", "neg", "permute", "reshape",
+        "squeeze", "sum", "t", "transpose", "unflatten", "unsqueeze", "view",
+    )
+)  # fmt: skip
 #: Far from where a sum overflows in any dtype but float16.
 _MODERATE = 1e37
 
@@ -39,7 +50,7 @@ class Birth:
     """One call at which nan or inf came up."""
 
     call: Call
-    badness: int
+    state: int
     #: ``forward``: the call made it of finite inputs. ``parameter``: a leaf that requires grad held it. ``data``: a constant did.
     #: ``constant``: an infinity that the program puts in, as masks do. ``before``: its input was made outside of the graph. ``dropped``:
     #: the notes of what it was given are gone.
@@ -47,6 +58,8 @@ class Birth:
     #: The leaf that held it, and the names of the arguments that did.
     leaf: torch.Tensor | None = None
     arguments: list[str] = field(default_factory=list)
+    #: A call made by the same function of torch's, whose other parts put it in on its behalf: it stands for that function.
+    within: Call | None = None
     #: The call that put in the infinities that became nan here.
     infinities: Call | None = None
     #: The call that made nan of the inf that was born here.
@@ -62,18 +75,22 @@ class Birth:
 class Forward:
     """The calls of a graph, how bad the result of each is, and where that began."""
 
-    def __init__(self, graph: Graph, loss: Node | None) -> None:
+    def __init__(self, graph: Graph, loss: torch.Tensor | None) -> None:
+        end = None if loss is None else any_node(loss)
         self.calls = {call.serial: call for call in sorted(graph.calls(), key=lambda call: call.serial)}
         self.nodes = {node.serial: node for node in graph.nodes()}
         self.dropped, self._last_dropped = graph.dropped()
-        self._leaves = self._find_leaves(loss)
+        self._leaves = self._find_leaves(end)
         #: For what a call inside of torch.vmap was given from outside: the number of that.
         self._outside: dict[int, int] = {}
         for node in self.nodes.values():
             if isinstance(node, VmapNode):
                 for limit, parent in zip(node.limits, node.parents, strict=False):
                     self._outside.update(zip(serials((limit,)), serials((parent,)), strict=False))
-        self.badness: dict[int, int] = {}
+        #: By number: whether a result is finite, as far as that is known.
+        self.states = {s: of_extremes(c.finite, c.extremes) for s, c in self.calls.items()}
+        if not graph.notes_finite:
+            self._read_saved(loss, end)
         self.births: list[Birth] = []
         #: By the number of a call whose result is bad: where that began.
         self.origin: dict[int, Birth] = {}
@@ -81,7 +98,46 @@ class Forward:
         self.was_fine: dict[int, Call] = {}
         for call in self.calls.values():
             self._look_at(call)
-        self._follow(loss)
+        self._follow(end)
+
+    def _read_saved(self, loss: torch.Tensor | None, end: Node | None) -> None:
+        """Of a graph that does not note ``finite``: learn from what calls have saved, and from there on towards the leaves."""
+        known = {} if loss is None or end is None else {_home(end).serial: state_of(loss)}
+        for node in self.nodes.values():
+            parents = {"result": node, **dict(zip(input_names(node), node.parents, strict=False))}
+            for name, value in known_values(node).items():
+                owner = parents.get(name)
+                pairs = zip(owner, value, strict=False) if type(owner) is tuple else [(owner, value)]
+                for one, part in pairs:
+                    for serial in serials((one,)):
+                        known[serial] = max(known.get(serial, FINE), state_of(part))
+        for call in reversed(self.calls.values()):
+            if call.serial in known:
+                known.update((s, state) for s, state in self._told_by(call, known).items() if s in self.calls)
+        self.states = {serial: max(known[serial], FINE) for serial in self.calls if serial in known}
+
+    def _told_by(self, call: Call, known: Mapping[int, int]) -> dict[int, int]:
+        """What the result of a call tells of those inputs of which nothing is known."""
+        state, hands_on = known[call.serial], call.op in _HANDING_ON
+        unknown = [serial for serial in self.parents(call) if serial not in known]
+        if state <= FINE:
+            return dict.fromkeys(unknown, FINE) if hands_on or (call.op in PRODUCTS and call.op != "div") else {}
+        given = [known[serial] for serial in self.parents(call) if serial in known]
+        if max(given, default=FINE) >= state or (makes_nan(call.op) and not hands_on):
+            return {}
+        guilty = [s for s in unknown if s in self.calls and makes_nan(self.calls[s].op)]
+        if not self._can_make(call, state):
+            guilty += unknown
+        return dict.fromkeys(guilty[:1], state)
+
+    def _can_make(self, call: Call, state: int) -> bool:
+        """Whether a call can have made a result so bad of finite inputs, as far as its op and shapes tell."""
+        node = self.nodes.get(call.serial)
+        if call.op == "mean":
+            return node is not None and any(p.shape is not None and not p.shape.numel() for p in flat(node.parents))
+        if state == INF:
+            return not (call.op in _HANDING_ON or call.op in _PLACING) or (call.op == "sum" and _is_half(node))
+        return makes_nan(call.op)
 
     def _find_leaves(self, loss: Node | None) -> dict[int, torch.Tensor]:
         ends = [parent for node in self.nodes.values() for parent in flat(node.parents)]
@@ -98,15 +154,17 @@ class Forward:
             yield from serials(node.roots)
 
     def _look_at(self, call: Call) -> None:
-        bad = self.badness[call.serial] = of_extremes(call.finite, call.extremes)
-        if bad == FINITE:
+        if call.serial not in self.states:  # as far as is known, what came in goes on
+            self.states[call.serial] = max((self.states.get(s, FINE) for s in self.parents(call)), default=FINE)
+        bad = self.states[call.serial]
+        if bad <= FINE:
             if call.finite:
                 self.was_fine.update((serial, call) for serial in call.parents if serial in self._leaves)
             return
-        given = [serial for serial in self.parents(call) if self.badness.get(serial)]
-        worst = max((self.badness[serial] for serial in given), default=FINITE)
+        given = [serial for serial in self.parents(call) if self.states.get(serial, FINE) > FINE]
+        worst = max((self.states[serial] for serial in given), default=FINE)
         if worst >= bad:
-            self.origin[call.serial] = self.origin[next(s for s in given if self.badness[s] >= bad)]
+            self.origin[call.serial] = self.origin[next(s for s in given if self.states[s] >= bad)]
             return
         made = [self.origin[serial] for serial in given]
         before = next((birth for birth in made if birth.source != "constant"), None)
@@ -115,6 +173,10 @@ class Forward:
             self.origin[call.serial] = before
             return
         birth = self._born(call, bad)
+        if birth.source in ("data", "constant"):
+            near = [self.calls[s] for s in self._given(call, 2) if s in self.calls]
+            birth.within = next((c for c in near if makes_nan(c.op) and _made_together(c, call)), None)
+            birth.source = "forward" if birth.within is not None else birth.source
         if made:
             birth.infinities = made[0].call
             for one in made:
@@ -126,7 +188,7 @@ class Forward:
         """What is known of how a call came by a result that is worse than those of the calls before."""
         node = self.nodes.get(call.serial)
         given = {name: value for name, value in known_values(node).items() if name != "result"}
-        held = {name: b for name, value in given.items() if (b := badness_of(value)) >= bad}
+        held = {name: b for name, value in given.items() if (b := state_of(value)) >= bad}
         parents = {} if node is None else dict(zip(input_names(node), node.parents, strict=False))
         for name in held:
             parent = parents.get(name)
@@ -141,13 +203,20 @@ class Forward:
         if node is None:
             for serial in call.parents:
                 leaf = self._leaves.get(serial)
-                if leaf is not None and badness_of(leaf) >= bad and self._held(call, None, leaf, None):
+                if leaf is not None and state_of(leaf) >= bad and self._held(call, None, leaf, None):
                     return Birth(call, bad, "parameter", leaf)
         if self._only_places(call):
             return Birth(call, bad, "data" if bad == NAN else "constant")
         if any(s not in self.calls and s not in self._leaves and s <= self._last_dropped for s in call.parents):
             return Birth(call, bad, "dropped")
         return Birth(call, bad, "forward")
+
+    def _given(self, call: Call, depth: int) -> list[int]:
+        """The numbers of what a call was given, and of what that was made of."""
+        found = list(self.parents(call))
+        if depth > 1:
+            found += [s for one in list(found) if one in self.calls for s in self._given(self.calls[one], depth - 1)]
+        return found
 
     @staticmethod
     def _held(call: Call, node: Node | None, leaf: torch.Tensor | None, name: str | None) -> bool:
@@ -160,7 +229,7 @@ class Forward:
         """Whether the op cannot have made it of finite numbers itself: a constant held it."""
         if call.op in _PLACING:
             return True
-        if call.op not in _ADDING:
+        if call.op not in _ADDING and call.op not in _ADDING_A_PRODUCT:
             return False
         known = [self.calls[s].extremes for s in self.parents(call) if s in self.calls]
         known += [
@@ -169,23 +238,26 @@ class Forward:
             if s not in self.calls
         ]
         node = self.nodes.get(call.serial)
-        half = node is not None and node.dtype is torch.float16
-        limit = 1e4 if half else _MODERATE
-        return all(e is not None and max(abs(e[0]), abs(e[1])) < limit for e in known) and len(known) < 2
+        limit = 1e4 if _is_half(node) else _MODERATE
+        if any(extremes is None for extremes in known):
+            return False
+        largest = [max(abs(extremes[0]), abs(extremes[1])) for extremes in known if extremes is not None]
+        if call.op in _ADDING_A_PRODUCT:
+            return len(largest) == 2 and largest[0] * largest[1] * _TERMS < limit
+        return len(largest) < 2 and all(one < limit for one in largest)
 
     def _follow(self, loss: Node | None) -> None:
         """Find out where what was born comes to."""
         end = None if loss is None else _home(loss).serial
-        if end not in self.calls:
-            end = None
+        end = end if end in self.calls else None
         reaching: set[int] = set()
         taken: set[int] = set()
         for call in reversed(self.calls.values()):
-            bad = self.badness[call.serial] != FINITE
+            bad = self.states[call.serial] > FINE
             if bad and (call.serial == end or (end is None and call.serial not in taken)):
                 reaching.add(call.serial)
             for serial in self.parents(call):
-                if self.badness.get(serial):
+                if self.states.get(serial, FINE) > FINE:
                     taken.add(serial)
                     if bad and call.serial in reaching:
                         reaching.add(serial)
@@ -208,7 +280,12 @@ def _is_constant(parent: Any, value: Any, bad: int) -> bool:
     """Whether what is bad in an argument came from no call and no leaf; ``parent`` has the nodes of a list of tensors."""
     if type(parent) is not tuple:
         return parent is None
-    return any(p is None and badness_of(v) >= bad for p, v in zip(parent, value, strict=False))
+    return any(p is None and state_of(v) >= bad for p, v in zip(parent, value, strict=False))
+
+
+def _made_together(one: Call, other: Call) -> bool:
+    """Whether one call of the user's made both."""
+    return one.site.line is not None and one.site.instruction == other.site.instruction
 
 
 def _home(node: Node) -> Node:
@@ -216,8 +293,12 @@ def _home(node: Node) -> Node:
     return node.parents[0] if isinstance(node, Output) and node.parents else node
 
 
+def _is_half(node: Node | None) -> bool:
+    return node is not None and node.dtype is torch.float16
+
+
 def _extent(leaf: torch.Tensor) -> tuple[float, float] | None:
-    if badness_of(leaf) != FINITE or not leaf.is_floating_point() or not leaf.numel():
+    if state_of(leaf) > FINE or not leaf.is_floating_point() or not leaf.numel():
         return None
     largest = float(leaf.detach().abs().max())
     return -largest, largest

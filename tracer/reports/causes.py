@@ -66,6 +66,26 @@ WHY_ZERO: dict[str, str] = {
         "it takes none of the elements that come from there",
     ),
     **dict.fromkeys(("maximum", "minimum", "fmax", "fmin"), "none of these elements was the chosen one"),
+    **dict.fromkeys(
+        ("max_pool1d", "max_pool2d", "max_pool3d", "adaptive_max_pool2d"), "no window took one of these elements"
+    ),
+    **dict.fromkeys(
+        ("mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss"), "prediction and target are equal, where its slope is 0"
+    ),
+    **dict.fromkeys(
+        ("nll_loss", "nll_loss_nd", "nll_loss2d"), "every target is ignored (ignore_index), or has weight 0"
+    ),
+    **dict.fromkeys(("embedding", "embedding_bag"), "every index is padding_idx, whose row gets no gradient"),
+    **dict.fromkeys(
+        ("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm"),
+        "what it normalises is one value or all equal, so that nothing is left of it, or its weight is 0",
+    ),
+    "std": "its slope is taken as 0 at a spread of 0",
+    **dict.fromkeys(("atan2", "angle"), "its slope is taken as 0 at the origin, where every element was"),
+    **dict.fromkeys(("cdist", "pdist", "pairwise_distance"), "its slope is taken as 0 at a distance of 0"),
+    "prod": "two or more of its factors are 0",
+    "logsumexp": "every element is -inf",
+    "scaled_dot_product_attention": "every key is masked, or its softmax is saturated",
 }
 
 #: Ops whose derivative is 0 everywhere.
@@ -92,7 +112,10 @@ OVERWRITING = frozenset(
 )
 
 _SCALE = "Scale what goes into it down, or normalise before it"
-_WRONG_SIDE = "Look at what goes into it: smaller weights, a lower learning rate, another bias; or use leaky_relu"
+_WRONG_SIDE = (
+    "Look at what goes into it: smaller weights, a lower learning rate, another bias; or use leaky_relu. As a hinge it is fulfilled: its "
+    "margin is kept"
+)
 _WIDEN = "Widen the range, or give it a rule that lets the gradient through (ops_registry.use)"
 _FACTOR = "Look at the other factor: a mask, a gate, weights that start at 0"
 
@@ -107,30 +130,19 @@ FIX_ZERO: dict[str, str] = {
     "where": "Look at the condition",
     "masked_fill": "Look at the mask",
     "dropout": "Drop less",
+    **dict.fromkeys(("embedding", "embedding_bag"), "Look at the indices, and at padding_idx"),
+    **dict.fromkeys(("nll_loss", "nll_loss_nd", "nll_loss2d"), "Look at the targets, and at ignore_index"),
 }
 
-#: Why there is an infinite or undefined slope, by op, and the usual repair.
-NOT_FINITE: dict[str, str] = {
-    "sqrt": "Its slope at 0 is infinite, and below 0 it is not defined: clamp from below, or add a small number before it",
-    "rsqrt": "It is infinite at 0: add a small number before it",
-    "log": "It is infinite at 0, and not defined below: clamp from below, add a small number before it, or use log_softmax, log1p",
-    "div": "It divides by 0: add a small number to the divisor, or replace the zeros in it with torch.where before dividing",
-    "reciprocal": "It divides by 0: add a small number before it",
-    "pow": "A base of 0 with an exponent below 1, or a negative base: clamp the base from below",
-    "exp": "It overflows: subtract the maximum first, or clamp from above",
-    **dict.fromkeys(
-        ("norm", "linalg_norm", "linalg_vector_norm"),
-        "Its slope at 0 is not defined: add a small number under the root",
-    ),
-    "std": "Its slope at a spread of 0 is infinite: use var, or add a small number under the root",
-    "softmax": "A row of -inf alone: let every row keep an element, or mask with a large finite number",
-    "acos": "Its slope at 1 and -1 is infinite: clamp a little inside",
-    "asin": "Its slope at 1 and -1 is infinite: clamp a little inside",
-}
+#: Ops whose whole numbers are places.
+CHOOSING = frozenset(
+    ("max", "min", "topk", "sort", "median", "nanmedian", "mode", "kthvalue", "cummax", "cummin", "aminmax")
+)
 
 #: What to do about a cut, by its kind.
 FIX_CUT: dict[str, str] = {
-    "detach": "Leave out detach() where the gradient is to come through; torch.nn.Parameter(x) has one in it",
+    "detach": "Leave out detach() where the gradient is to come through, and compute with torch where NumPy takes it; "
+    "torch.nn.Parameter(x) has one in it",
     "data": "Use the tensor itself, not its .data",
     "no_grad": "Make the call with gradients on, outside of torch.no_grad()",
     "inference_mode": "Take the call out of torch.inference_mode()",
@@ -143,6 +155,7 @@ FIX_CUT: dict[str, str] = {
     "int()": "Whole numbers have no gradient: use the tensor",
     "index()": "Whole numbers have no gradient: weight by the tensor in place of indexing with it",
     "bool()": "Truth values have no gradient: weight by a smooth function of the tensor in place of branching on it",
+    "indices": "Indices have no gradient: use the values that come with them, or weight by softmax in place of choosing",
     "integer result": "Integers have no gradient: keep a floating-point dtype",
     "no gradient": "Use a smooth stand-in (softmax for argmax, sigmoid for a comparison), or give the op a rule (ops_registry.use)",
     "requires_grad_(False)": "Leave requires_grad on, or turn it on again before the forward pass",

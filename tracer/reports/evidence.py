@@ -9,24 +9,26 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
 import torch
 
 from ops_registry.errors import GlassgradError
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.graph import Graph, backward_order
-from tracer.node import Leaf, Node, OpaqueNode, Output, flat, parts_of, tensors_in
+from tracer.node import Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import any_node
+from tracer.reports.badness import ABSENT, FINE, ZERO, state_of
+from tracer.reports.births import Forward
+from tracer.reports.gradient_births import Backward, has_hooks
+from tracer.reports.not_finite import Places
 from tracer.reports.report import norm
 from tracer.reports.steps import Step, steps
 from tracer.tracked_tensor import Tensor
-
-#: What a gradient can be, from nothing to worst.
-ABSENT, ZERO, FINE, INF, NAN = range(5)
 
 #: So many reasons are told at most.
 SHOWN_REASONS = 4
@@ -87,6 +89,9 @@ class Evidence:
         #: What ``vanishing`` has found out already: many parameters share a way.
         self.vanished: dict[tuple[int, int], tuple[Node, Node]] = {}
         self.origins: dict[int, tuple[Origin, ...]] = {}
+        #: Of what is not finite in it.
+        self.backward = Backward()
+        self._notes, self._loss = graph, loss
         self._find_users()
         if self.root is not None:
             self._sweep(loss)
@@ -166,6 +171,7 @@ class Evidence:
                     last = step.node
                     self._look_at(step)
         except GlassgradError as error:
+            self.backward.error = error
             self.error = error.with_traceback(None)
             self.failed_at = self._next_after(last)
         for tensor, grad in nested.items():
@@ -181,6 +187,7 @@ class Evidence:
                 if output is not None and part is not None:
                     self._arrive(output, part)
         self._arrive(node, grad)
+        worst = self.came[node.serial]
         none_is_zero = not isinstance(node, OpaqueNode) or node.none_is_zero or grad is None
         for position, passed_on in enumerate(step.inputs):
             for parent, part in _pairs(node.parents[position], passed_on):
@@ -188,6 +195,9 @@ class Evidence:
                 key = node.serial, parent.serial
                 before, parts = self._went.get(key, (ABSENT, 0))
                 self._went[key] = max(before, state), parts + (state > ZERO)
+                worst = max(worst, state)
+        if worst > FINE:
+            self.backward.look_at(step)
 
     def _arrive(self, node: Node, grad: Any) -> None:
         self.came[node.serial] = ZERO if grad is None else state_of(grad)
@@ -204,6 +214,11 @@ class Evidence:
             elif node.serial not in self.came and (node.serial in awaited or last is None):
                 return node
         return None
+
+    @cached_property
+    def places(self) -> Places:
+        """Where what is not finite came up."""
+        return Places(Forward(self._notes, self._loss), self.backward)
 
     # ------------------------------------------------------------------ what made it so
     def _find_origins(self) -> None:
@@ -258,35 +273,6 @@ def kind_of(state: int) -> str:
     return ("absent", "zero", "fine", "not finite", "not finite")[state]
 
 
-def state_of(value: Any) -> int:
-    """Whether a tensor, or the worst in a nest of them, is zero throughout, has an inf or a nan, or is fine."""
-    worst = ZERO
-    with DisableTorchFunctionSubclass(), torch.no_grad():
-        for tensor in tensors_in(value):
-            worst = max(worst, _state(tensor))
-    return worst
-
-
-def _state(tensor: torch.Tensor) -> int:
-    tensor = TensorBase.detach(tensor)  # not that of our class, which would note a cut
-    if tensor.layout is not torch.strided:
-        tensor = parts_of(tensor)[-1]
-    if tensor.dtype.is_complex:
-        tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.is_meta:
-        return FINE  # it has no values
-    if not tensor.numel():
-        return ZERO
-    if tensor.dtype.itemsize == 1 and tensor.dtype.is_floating_point:  # float8 has few kernels
-        tensor = tensor.float()
-    low, high = (extreme.item() for extreme in tensor.aminmax())
-    if low != low:  # NaN wins in both
-        return NAN
-    if low == 0 and high == 0:
-        return ZERO
-    return INF if low == -torch.inf or high == torch.inf else FINE
-
-
 def _rank_of(cut: Cut) -> int:
     return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
 
@@ -302,12 +288,3 @@ def _pairs(parent: Any, grad: Any) -> Iterator[tuple[Node, Any]]:
 def call_of(node: Node) -> Node:
     """The call of one of several results, or the node itself."""
     return node.parents[0] if isinstance(node, Output) and node.parents else node
-
-
-def has_hooks(node: Node) -> bool:
-    """Whether the user has put a hook where it can change the gradient that comes to ``node``."""
-    extras = node.extras
-    if extras is not None and (extras.hooks or extras.prehooks):
-        return True
-    tensor = node.variable if isinstance(node, Leaf) and node.adopted else None
-    return bool(getattr(tensor, "_backward_hooks", None))

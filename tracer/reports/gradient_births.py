@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError
+from tracer.backprop.accumulate import leaving_grad_alone
+from tracer.backprop.hooks import native_hooks
 from tracer.func.vmapped import VmapNode
-from tracer.node import Bridge, Leaf, Node, Output, flat
-from tracer.reports.badness import around, at, bad_elements, badness_of, element
+from tracer.node import Bridge, Leaf, Node, flat
+from tracer.reports.badness import FINE, around, at, bad_elements, element, state_of
 from tracer.reports.known_values import known_values
 from tracer.reports.steps import Step, input_names, steps
 
@@ -24,7 +26,8 @@ class GradientBirth:
     """One step of backward at which nan or inf came up."""
 
     node: Node
-    badness: int
+    state: int
+    dtype: torch.dtype | None
     #: ``rule``, ``hook``, or ``sum`` of several gradients.
     source: str
     #: The gradient that it made, and what the call had been given and had returned at the same place.
@@ -39,10 +42,11 @@ class GradientBirth:
 
 
 class Backward:
-    """The backward pass of ``loss``, and where its gradients stop to be finite."""
+    """A backward pass, and where its gradients stop to be finite."""
 
-    def __init__(self, loss: torch.Tensor) -> None:
-        self.births: list[GradientBirth] = []
+    def __init__(self) -> None:
+        #: By the node at which each came up, in the order of the pass.
+        self.births: dict[Node, GradientBirth] = {}
         #: Why the pass could not be gone through to its end.
         self.error: GlassgradError | None = None
         #: Leaves whose gradient is bad.
@@ -50,42 +54,52 @@ class Backward:
         #: By node: what is behind the bad gradient that was sent to it; and where it sent one, in the order of the pass.
         self._from: dict[Node, GradientBirth] = {}
         self._sends: dict[Node, list[Node]] = {}
+
+    def go_through(self, loss: torch.Tensor) -> None:
+        """Look at every step of the backward pass of ``loss``."""
         try:
             one = torch.ones(loss.shape, dtype=loss.dtype, device=loss.device)
-            for step in steps(loss, one):
-                self._look_at(step)
+            with leaving_grad_alone():
+                for step in steps(loss, one):
+                    self.look_at(step)
         except GlassgradError as error:
             self.error = error
-        self._follow()
 
-    def _look_at(self, step: Step) -> None:
+    def look_at(self, step: Step) -> None:
+        """Take note of one step. Those at which all is finite can be left out."""
         node = step.node
-        came = badness_of(step.grad)
-        behind = self._from.pop(node, None)
-        if came and behind is None:
-            extras = node.extras
-            heard = extras is not None and bool(extras.hooks or extras.prehooks or extras.output_hooks)
-            gradient = _gradient(step.grad, "gradient", None) if len(self.births) < _TOLD else ""
-            behind = GradientBirth(node, came, "hook" if heard else "sum", gradient, "", False)
-            self.births.append(behind)
+        came = state_of(step.grad) > FINE
+        behind = None
+        for at_node, grad in _arrived(step):
+            sent = self._from.pop(at_node, None)
+            if state_of(grad) > FINE:
+                behind = behind or sent or self._made_on_arrival(node, grad)
+                if at_node is not node:
+                    self._sends[at_node] = [node]
         if came and isinstance(node, Leaf | Bridge):
             self._sends[node] = []
             if step.tensor is not None:
                 self.leaves.append(step.tensor)
-        bad = [(badness_of(grad), name, parent, grad) for name, parent, grad in _passed_on(step)]
-        bad = [item for item in bad if item[0]]
+        bad = [(state_of(grad), name, parent, grad) for name, parent, grad in _passed_on(step)]
+        bad = [item for item in bad if item[0] > FINE]
         if not bad:
             return
         worst = max(bad, key=lambda item: item[0])
         if not came:
             behind = self._born(step, worst[0], worst[1], worst[3])
         assert behind is not None
-        if worst[0] > max(came, behind.badness) and behind.turned is None:
+        if worst[0] > max(state_of(step.grad), behind.state) and behind.turned is None:
             behind.turned = node
         for _, _, parent, _ in bad:
-            home = parent.parents[0] if isinstance(parent, Output) and parent.parents else parent
-            self._from.setdefault(home, behind)
-            self._sends.setdefault(node, []).append(home)
+            self._from.setdefault(parent, behind)
+            self._sends.setdefault(node, []).append(parent)
+
+    def _made_on_arrival(self, node: Node, grad: Any) -> GradientBirth:
+        """By a hook, or by the sum of what had come there."""
+        gradient = _gradient(grad, "gradient", None) if len(self.births) < _TOLD else ""
+        source = "hook" if has_hooks(node) else "sum"
+        birth = self.births[node] = GradientBirth(node, state_of(grad), _dtype(grad), source, gradient, "", False)
+        return birth
 
     def _born(self, step: Step, bad: int, name: str, grad: torch.Tensor) -> GradientBirth:
         node = step.node
@@ -98,18 +112,29 @@ class Backward:
             gradient = _gradient(grad, f"gradient of {name}" if name.isidentifier() else "gradient", came)
             given = around(where[0], grad.shape, known_values(node)) if where else ""
         hooked = node.extras is not None and bool(node.extras.post_hooks)
-        birth = GradientBirth(node, bad, "hook" if hooked else "rule", gradient, given, zero)
-        self.births.append(birth)
+        birth = self.births[node] = GradientBirth(
+            node, bad, _dtype(grad), "hook" if hooked else "rule", gradient, given, zero
+        )
         return birth
 
-    def _follow(self) -> None:
-        """Which of them come to a leaf."""
+    def follow(self) -> None:
+        """Find out which of them come to a leaf."""
         reaching: set[Node] = set()
         for node, sent in reversed(self._sends.items()):
             if isinstance(node, Leaf | Bridge) or not reaching.isdisjoint(sent):
                 reaching.add(node)
-        for birth in self.births:
+        for birth in self.births.values():
             birth.reaches = birth.node in reaching or self.error is not None
+
+
+def _arrived(step: Step) -> Iterator[tuple[Node, Any]]:
+    """What came for the node, or for each of its results."""
+    if not isinstance(step.grad, tuple):
+        yield step.node, step.grad
+        return
+    for index, part in enumerate(step.grad):
+        if part is not None:
+            yield step.node.at(index) or step.node, part
 
 
 def _passed_on(step: Step) -> Iterator[tuple[str, Node, torch.Tensor]]:
@@ -123,6 +148,10 @@ def _passed_on(step: Step) -> Iterator[tuple[str, Node, torch.Tensor]]:
         for i, (one, g) in enumerate(zip(parent, grad, strict=True)):
             if one is not None and g is not None:
                 yield f"{name}[{i}]", one, g
+
+
+def _dtype(grad: Any) -> torch.dtype | None:
+    return grad.dtype if isinstance(grad, torch.Tensor) else None
 
 
 def _gradient(grad: Any, title: str, came: torch.Tensor | None) -> str:
@@ -142,3 +171,26 @@ def _gradient(grad: Any, title: str, came: torch.Tensor | None) -> str:
 def inside(node: Node) -> list[Node]:
     """The calls that a step stands for, where it is one for many."""
     return sorted(flat(tuple(node.inside)), key=lambda n: n.serial) if isinstance(node, VmapNode) else []
+
+
+def has_hooks(node: Node) -> bool:
+    """Whether the user has put a hook where it can change the gradient that comes to ``node``."""
+    extras = node.extras
+    if extras is not None and (extras.hooks or extras.prehooks or extras.output_hooks):
+        return True
+    tensor = node.variable if isinstance(node, Leaf) and node.adopted else None
+    return bool(getattr(tensor, "_backward_hooks", None))
+
+
+def hooks_told(node: Node) -> str:
+    """``by the hook at train.py:12``: where the hooks at a node are written; empty where they are no functions of the user's."""
+    extras, found = node.extras, []
+    if extras is not None:
+        groups = (extras.hooks, extras.prehooks, extras.post_hooks, *(extras.output_hooks or {}).values())
+        found = [hook for group in groups for hook in (group or {}).values()]
+    if isinstance(node, Leaf):
+        found += native_hooks(node, "_backward_hooks")
+    users = [hook for hook in found if str(getattr(hook, "__module__", "")).partition(".")[0] != "torch"]
+    codes = [code for hook in users if (code := getattr(hook, "__code__", None)) is not None]
+    places = [f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" for code in codes]
+    return f"by the hook at {', '.join(dict.fromkeys(places))}" if places else ""

@@ -13,12 +13,11 @@ from tracer.errors import FreedGraphError, NotNotedError
 from tracer.functions.function_node import FunctionNode
 from tracer.graph import Graph
 from tracer.node import Leaf, Node, OpaqueNode
-from tracer.notes.calls import Call
-from tracer.recording.parents import any_node
+from tracer.notes.calls import Call, serials
 from tracer.reports import repairs
-from tracer.reports.badness import FINITE, TOLD, around, at, bad_elements, badness_of, between, element, span
+from tracer.reports.badness import INF, TOLD, around, at, bad_elements, between, element, is_bad, span
 from tracer.reports.births import Birth, Forward
-from tracer.reports.gradient_births import Backward, GradientBirth, inside
+from tracer.reports.gradient_births import Backward, GradientBirth, hooks_told, inside
 from tracer.reports.known_values import known_values, title_of
 from tracer.reports.report import Report, Row, calls, place
 from tracer.reports.steps import input_names
@@ -52,6 +51,17 @@ class NotFinite(Row):
     #: What held it from the start: ``parameter layer.weight``.
     holder: str = field(default="", repr=False)
 
+    def origin(self) -> str:
+        """``nan is born in forward``, or where else it came from."""
+        return {
+            "parameter": f"{self.holder} has {_a(self.what)}",
+            "leaf": f"{self.holder} has {_a(self.what)}",
+            "data": f"the data has {_a(self.what)}",
+            "constant": f"the program puts in {_a(self.what)}",
+            "before": f"{self.what} was there before the graph was opened",
+            "dropped": f"{self.what} was there before the oldest call of which a note is left",
+        }.get(self.born, f"{self.what} is born in {self.born}")
+
 
 def find_nan(graph: Graph, loss: torch.Tensor | None = None) -> Report[NotFinite]:
     """Where nan and inf were born: the calls that made them of finite inputs, the steps of backward that made them of finite gradients.
@@ -73,14 +83,14 @@ def find_nan(graph: Graph, loss: torch.Tensor | None = None) -> Report[NotFinite
             "find_nan() was asked of a graph that does not note whether results are finite: open it as "
             "tracer.Graph(sites=True, finite=True)"
         )
-    node = None if loss is None else any_node(loss)
-    forward = Forward(graph, node)
-    backward = None if loss is None else Backward(loss)
-    return _Answer(forward, backward).report()
+    backward = None if loss is None else Backward()
+    if loss is not None and backward is not None:
+        backward.go_through(loss)
+    return Places(Forward(graph, loss), backward).report()
 
 
-class _Answer:
-    """Puts what was found into rows."""
+class Places:
+    """Where what is not finite came up in forward and backward, as rows."""
 
     def __init__(self, forward: Forward, backward: Backward | None) -> None:
         self.forward = forward
@@ -88,12 +98,32 @@ class _Answer:
         #: What the backward pass makes of what forward gave it.
         self.led_to: dict[Birth, GradientBirth] = {}
         self.own: list[GradientBirth] = []
-        for birth in () if backward is None else backward.births:
-            cause = forward.origin_of_gradient(birth.node)
-            if cause is None or cause.told:
+        if backward is None:
+            return
+        backward.follow()
+        for birth in backward.births.values():
+            cause = self._behind(birth)
+            if cause is None:
                 self.own.append(birth)
             elif cause not in self.led_to or (birth.reaches and not self.led_to[cause].reaches):
                 self.led_to[cause] = birth
+
+    def _behind(self, birth: GradientBirth) -> Birth | None:
+        """What came up in forward already, and is the reason for it."""
+        cause = self.forward.origin_of_gradient(birth.node)
+        return None if cause is None or cause.told else cause
+
+    def of_gradient(self, node: Node) -> NotFinite:
+        """The place behind the bad gradient that the backward pass made at ``node``."""
+        assert self.backward is not None
+        birth = self.backward.births[node]
+        cause = self._behind(birth)
+        return self._backward_row(birth) if cause is None else self._forward_row(cause, True)
+
+    def of_result(self, node: Node) -> NotFinite | None:
+        """The place behind a result that is not finite."""
+        birth = next((self.forward.origin[s] for s in serials((node,)) if s in self.forward.origin), None)
+        return None if birth is None else self._forward_row(birth, True)
 
     def report(self) -> Report[NotFinite]:
         """Verdict, rows, advice."""
@@ -130,19 +160,10 @@ class _Answer:
             harmless = "1 place makes" if len(rows) == 1 else f"{len(rows)} places make"
             end = "the loss or to a gradient" if self.backward is not None else "a result"
             return f"nothing that is not finite comes to {end}: {harmless} such numbers in vain, {where}"
-        took = f"{where} took it: {first.values}" if first.values else f"{where} took it"
-        told = {
-            "parameter": f"{first.holder} has {_a(first.what)}: {where} took it",
-            "leaf": f"{first.holder} has {_a(first.what)}: {took}",
-            "data": f"the data has {_a(first.what)}: {took}",
-            "constant": f"the program puts in {_a(first.what)}: {took}",
-            "before": f"{first.what} was there before the graph was opened: {took}",
-            "dropped": f"{first.what} was there before the oldest call of which a note is left: {took}",
-        }.get(
-            first.born,
-            f"{first.what} is born in {first.born}, in {where}" + (f": {first.values}" if first.values else ""),
-        )
-        return f"{told}; {first.effect}"
+        values = f": {first.values}" if first.values and first.born not in ("parameter",) else ""
+        did = "" if first.born in ("forward", "backward") else " took it"
+        comma = ", in " if first.born in ("forward", "backward") else ": "
+        return f"{first.origin()}{comma}{where}{did}{values}; {first.effect}"
 
     def _notes(self) -> list[str]:
         notes = []
@@ -162,7 +183,7 @@ class _Answer:
 
     # ------------------------------------------------------------------ forward
     def _forward_row(self, birth: Birth, with_values: bool) -> NotFinite:
-        call = birth.call
+        call = birth.within or birth.call
         node = self.forward.nodes.get(call.serial)
         told: list[str] = []
         if birth.source == "forward" and with_values:
@@ -183,7 +204,7 @@ class _Answer:
         return NotFinite(
             born,
             call.op,
-            TOLD[birth.badness],
+            TOLD[birth.state],
             call.site,
             self._effect(birth),
             ", ".join(filter(None, told)),
@@ -207,7 +228,7 @@ class _Answer:
         elif led is not None and led.reaches:
             if stopped is not None:
                 told.append(f"{stopped} keeps it from the loss")
-            told.append(f"{'but ' if told else ''}its gradient becomes {TOLD[led.badness]} in {led.node.op}")
+            told.append(f"{'but ' if told else ''}its gradient becomes {TOLD[led.state]} in {led.node.op}")
             told += ["as 0 * inf"] if led.zero_gradient else []
         else:
             told.append(
@@ -216,7 +237,7 @@ class _Answer:
         return ", ".join(told)
 
     def _repair(self, birth: Birth, born: str, node: Node | None) -> str:
-        op, what = birth.call.op, TOLD[birth.badness]
+        op, what = (birth.within or birth.call).op, TOLD[birth.state]
         if born == "parameter":
             return (
                 f"Look at the backward pass of the step before with find_nan(graph, loss): {what} in a gradient goes into the parameter "
@@ -229,16 +250,19 @@ class _Answer:
         if birth.source in ("before", "dropped"):
             return "Open the graph earlier, around all that leads to this call."
         led = self.led_to.get(birth)
-        if not birth.reaches and led is not None and birth.stopped is not None:
+        if not birth.reaches and led is not None and birth.stopped is not None and repairs.drops(birth.stopped.op):
             return repairs.DOUBLE_WHERE
         if isinstance(node, OpaqueNode) and not inside(node):
             return f"Look at what {node.title if isinstance(node, FunctionNode) else op} computes in its forward."
-        return repairs.in_forward(op, None if node is None else node.dtype)
+        if birth.infinities is not None:
+            return repairs.of_infinities(op)
+        base = known_values(node).get("input")
+        overflows = birth.state == INF and isinstance(base, torch.Tensor) and bool(base.detach().ne(0).all())
+        return repairs.in_forward(op, None if node is None else node.dtype, overflows)
 
     # ------------------------------------------------------------------ backward
     def _backward_row(self, birth: GradientBirth) -> NotFinite:
         node = birth.node
-        dtype = node.dtype
         op, site, values = node.op, node.site, ", ".join(filter(None, (birth.gradient, birth.given)))
         suspects = [n for n in inside(node) if repairs.makes_gradients(n.op)]
         if suspects and birth.source == "rule":
@@ -247,23 +271,26 @@ class _Answer:
             others = "".join(f", or in {n.op} at {place(n.site)}" for n in suspects[1:4])
             values = f"inside {node.op}{others}; {birth.gradient}"
         if birth.source == "hook":
+            op = f"a hook on {node.op}"
+            values = ", ".join(filter(None, (hooks_told(node), values)))
             repair = f"A hook on {node.op} or on its result makes it: look at what it returns, and divide and take roots there with eps."
-            values = f"by a hook; {values}" if values else "by a hook"
         elif birth.source == "sum":
-            repair = repairs.of_sum(dtype)
+            repair = repairs.of_sum(birth.dtype)
             values = f"where gradients are added up; {values}" if values else "where gradients are added up"
         elif isinstance(node, OpaqueNode) and not suspects:
             repair = f"Look at {node.origin}: it divides, or takes a root or a log, where it may be 0."
         else:
-            repair = repairs.in_backward(op, dtype, birth.zero_gradient)
+            repair = repairs.in_backward(op, birth.dtype, birth.zero_gradient)
         if isinstance(node, Leaf) and node.variable is not None:
             values = f"of {title_of(node.variable)}, {values}"
+            uses = [call.site for call in self.forward.calls.values() if node.serial in call.parents]
+            site = uses[-1] if uses else None
         effect = "comes to the gradient of a leaf" if birth.reaches else "harmless: it comes to no leaf"
         if birth.reaches and self.backward is not None and self.backward.leaves:
             effect = f"comes to the gradient of {_some(self.backward.leaves)}"
         if birth.turned is not None:
             effect = f"nan from {birth.turned.op} at {place(birth.turned.site)} on, {effect}"
-        return NotFinite("backward", op, TOLD[birth.badness], site, effect, values, 1, repair, node.serial)
+        return NotFinite("backward", op, TOLD[birth.state], site, effect, values, 1, repair, node.serial)
 
 
 def _some(leaves: list[torch.Tensor]) -> str:
@@ -277,7 +304,7 @@ def _a(what: str) -> str:
 
 def _held(birth: Birth, node: Node | None) -> str:
     """Which argument held it before the call, and where in it."""
-    what = TOLD[birth.badness]
+    what = TOLD[birth.state]
     if not birth.arguments:
         return "" if birth.leaf is not None else f"an argument that was not kept holds {what}"
     name = birth.arguments[0]
@@ -296,7 +323,7 @@ def _values_around(call: Call, node: Node | None, forward: Forward) -> str:
     values: dict[str, Any] = known_values(node)
     result = values.pop("result", None)
     told: list[str] = []
-    if isinstance(result, torch.Tensor) and badness_of(result) != FINITE:
+    if isinstance(result, torch.Tensor) and is_bad(result):
         where, count = bad_elements(result)
         if where:
             more = f" ({count} of {result.numel()} elements)" if count > 1 else ""

@@ -16,9 +16,25 @@ _SOFTMAX = (
     "A row that is -inf throughout has no softmax: leave one entry of each row unmasked, or mask with torch.finfo(dtype).min in place of "
     "-inf."
 )
+_INFINITIES = (
+    "0 * inf and inf - inf are nan: put in a large finite number (torch.finfo(dtype).min) in place of the infinity, or mask with "
+    "torch.where after this call."
+)
+_IGNORED = (
+    "Every target is ignore_index, and a mean over no element is nan: skip such batches, or divide reduction='sum' by the count "
+    "clamped to 1."
+)
 _POW = "Clamp the base away from 0 (eps), and keep it positive where the exponent is no integer."
-_STD = "A standard deviation needs more than one element; use correction=0, or the variance with eps."
+_STD = (
+    "A spread (standard deviation, variance) needs more than one element; use correction=0, or the variance with eps."
+)
 _MATRIX = "The matrix is singular or nearly so: add eps to its diagonal, or use a pseudo-inverse."
+_POLES = "It is infinite at 0 and at the negative whole numbers: keep its argument above 0, x.clamp(min=eps)."
+_NORMALISING = "It divides by the spread of its input, which is 0 here: give it an eps above 0."
+_DETERMINANT = (
+    "The determinant is 0 or negative, and its log is -inf or nan: add eps to the diagonal of the matrix; slogdet gives the sign "
+    "apart."
+)
 _SPECTRUM = "Equal or vanishing singular values (eigenvalues) have no derivative of their vectors: use the values alone, or a little noise."
 _NORM = "A norm has no derivative at 0: (x.square().sum() + eps).sqrt(), or F.normalize and losses with their eps."
 _ANGLE = "The angle has no derivative at the origin: keep both parts from being 0 together."
@@ -47,7 +63,9 @@ _FORWARD = {
     **dict.fromkeys(
         ("log", "log2", "log10", "log1p", "logit", "xlogy", "special_xlog1py", "special_entr", "kl_div"), _LOG
     ),
-    **dict.fromkeys(("logdet", "slogdet", "linalg_slogdet", "lgamma", "digamma", "polygamma"), _LOG),
+    **dict.fromkeys(("lgamma", "digamma", "polygamma"), _POLES),
+    **dict.fromkeys(("layer_norm", "batch_norm", "group_norm", "instance_norm", "rms_norm"), _NORMALISING),
+    **dict.fromkeys(("logdet", "slogdet", "linalg_slogdet"), _DETERMINANT),
     **dict.fromkeys(("sqrt", "rsqrt"), _ROOT),
     **dict.fromkeys(("div", "reciprocal", "remainder", "fmod", "addcdiv", "floor_divide"), _DIVISION),
     **dict.fromkeys(("exp", "exp2", "expm1", "cosh", "sinh"), _EXP),
@@ -74,9 +92,8 @@ _FORWARD = {
         ),
         _MATRIX,
     ),
-    **dict.fromkeys(
-        ("mean", "nanmean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "nll_loss", "median"), _MEAN
-    ),
+    **dict.fromkeys(("mean", "nanmean", "mse_loss", "l1_loss", "smooth_l1_loss", "huber_loss", "median"), _MEAN),
+    **dict.fromkeys(("nll_loss", "nll_loss_nd", "nll_loss2d"), _IGNORED),
     "binary_cross_entropy": _BCE,
 }
 
@@ -96,6 +113,17 @@ _BACKWARD = {
 }  # fmt: skip
 
 
+#: Ops that put something else in the place of what they drop.
+_DROPPING = frozenset(
+    ("where", "masked_fill", "nan_to_num", "masked_scatter", "index_fill", "index_put", "__setitem__", "__getitem__", "masked_select")
+)  # fmt: skip
+
+
+def drops(op: str) -> bool:
+    """Whether the op leaves elements out, as the branch of a condition that is not taken; others make finite numbers of bad ones."""
+    return op in _DROPPING
+
+
 def makes_nan(op: str) -> bool:
     """Whether the op can give nan for finite inputs that do not overflow."""
     return op in _FORWARD
@@ -106,12 +134,19 @@ def makes_gradients(op: str) -> bool:
     return op in _BACKWARD
 
 
-def in_forward(op: str, dtype: torch.dtype | None) -> str:
-    """What to do about an op that makes nan or inf of finite inputs."""
+def in_forward(op: str, dtype: torch.dtype | None, not_at_zero: bool = False) -> str:
+    """What to do about an op that makes nan or inf of finite inputs; ``not_at_zero``: inf, where no element of its input is 0."""
     known = _FORWARD.get(op)
+    if known is _POW and not_at_zero:
+        known = None
     if known is None or known is _EXP:
         return _HALF if dtype is torch.float16 else known or _OVERFLOW
     return known + (_HALF_EPS if dtype is torch.float16 and known in (_LOG, _ROOT, _DIVISION, _POW) else "")
+
+
+def of_infinities(op: str) -> str:
+    """What to do about an op that makes nan of infinities that the program put in."""
+    return _SOFTMAX if _FORWARD.get(op) is _SOFTMAX else _INFINITIES
 
 
 def in_backward(op: str, dtype: torch.dtype | None, zero_gradient: bool) -> str:

@@ -16,6 +16,7 @@ import torch
 from ops_registry.binding import Kind, Spelling
 from ops_registry.registry import active
 from ops_registry.sites import find_site, short_line
+from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.backprop.api import Places, as_tuple, roots_of
 from tracer.backprop.sweep import Sweep
 from tracer.errors import GradientArgumentError
@@ -143,7 +144,7 @@ class _Pass:
         sweep = _TimedSweep(self.wait) if self.watched else Sweep(keep_graph=True, create_graph=False)
         self.wait()
         started = perf_counter()
-        with sweep:
+        with leaving_grad_alone(), sweep:
             sweep.run(roots, leaves, through_bridges=True)
         self.wait()
         self.backward_total = perf_counter() - started

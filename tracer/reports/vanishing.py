@@ -12,7 +12,8 @@ from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.backprop.sweep import Sweep
 from tracer.graph import Graph
 from tracer.node import Node
-from tracer.reports.evidence import ZERO, Evidence, state_of
+from tracer.reports.badness import ZERO, state_of
+from tracer.reports.evidence import Evidence
 
 #: So many ways are searched for one report: each pass of a search costs in proportion to what lies below.
 SEARCHES = 16

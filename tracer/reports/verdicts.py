@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -15,9 +15,11 @@ from tracer.node import Bridge, CallNode, Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
-from tracer.reports.bad_values import birth_in_forward, given_bad_values
-from tracer.reports.causes import FIX_CUT, FIX_ZERO, NOT_FINITE, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
-from tracer.reports.evidence import ABSENT, FINE, INF, NAN, NUMBERS, Evidence, Origin, call_of, kind_of
+from tracer.reports.badness import ABSENT, FINE, INF, NAN
+from tracer.reports.causes import CHOOSING, FIX_CUT, FIX_ZERO, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
+from tracer.reports.evidence import NUMBERS, Evidence, Origin, call_of, kind_of
+from tracer.reports.gradient_births import hooks_told
+from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
@@ -87,12 +89,13 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
         return [_failed(evidence)]
     state = evidence.came.get(node.serial, ABSENT)
     if state == FINE:
-        return [_ok(node, evidence, with_path)]
+        return [_ok(node, evidence, with_path), *_of_loss(evidence)]
     found = [_of_origin(origin, state, node, evidence) for origin in evidence.origins.get(node.serial, ())]
     if node.serial not in evidence.reached or not found:
         found.append(_of_unused_result(call_of(node)))
     if kind_of(state) != "not finite":
         found += [_of_cut(end.cut) for end in evidence.ends(serial) if end.cut is not None and end.rank[0] == 0]
+        found += _of_loss(evidence)
     return _each_once(found)
 
 
@@ -181,7 +184,7 @@ def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]
             return [_dead_end(serial, evidence)]
         fix = (
             "Call what uses it inside the graph, before the loss is taken; where a module has replaced it since "
-            "(module.weight = ...), ask about the new one"
+            "(module.weight = ..., load_state_dict(assign=True)), ask about the new one"
         )
         return [Cause("unused", "", None, "no call that was recorded took it", fix)]
     if evidence.root is None and not frozen and all(cause.cause != "cut" for cause in found):
@@ -216,7 +219,8 @@ def _of_cut(cut: Cut) -> Cause:
         "deepcopy": "the copy is a leaf of its own",
     }
     reason = reasons.get(cut.what, "what came out of it has the values and no history")
-    return Cause("cut", told, cut.site, reason, FIX_CUT[cut.what])
+    choice = cut.what == "integer result" and name_of(op) in CHOOSING
+    return Cause("cut", told, cut.site, reason, FIX_CUT["indices" if choice else cut.what])
 
 
 # ---------------------------------------------------------------------- it came, and something is wrong with it
@@ -276,19 +280,17 @@ def _of_unused_result(call: Node) -> Cause:
 def _of_origin(origin: Origin, state: int, subject: Node, evidence: Evidence) -> Cause:
     node = call_of(origin.node)
     kind = kind_of(state)
+    if kind == "not finite":
+        return _not_finite(evidence.places.of_gradient(node), state)
     if origin.how == "hook":
         told = f"a hook on the result of {node.op}" if isinstance(node, CallNode | OpaqueNode) else "a hook on it"
-        word = "cut" if kind == "absent" else "zero" if kind == "zero" else "nan" if state == NAN else "inf"
-        return Cause(
-            word, "a hook", node.site, f"{told} was given a gradient and made it so", "Look at register_hook on it"
-        )
+        reason = ", ".join(filter(None, (f"{told} was given a gradient and made it so", hooks_told(origin.node))))
+        return Cause(_word(state), "a hook", node.site, reason, "Look at register_hook on it")
     if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
         reason = "a gradient came, and this is what the hook or the call passed on"
         return Cause(
             _word(state), f"a hook on {node.op}", node.site, reason, "Look at the hook: of the module, or of grad_fn"
         )
-    if kind == "not finite":
-        return _not_finite(origin, node, state, evidence)
     if origin.how == "sum":
         return _cancelled(node, evidence)
     if kind == "absent":
@@ -361,29 +363,16 @@ def _input_name(node: Node, parent: Node) -> str:
     )
 
 
-def _not_finite(origin: Origin, node: Node, state: int, evidence: Evidence) -> Cause:
-    word = _word(state)
-    born = birth_in_forward(node, evidence)
-    if born is not None:
-        given = given_bad_values(born, evidence)
-        if given:
-            reason = f"what it was given as '{given[0]}' is not finite, and no recorded call made that: it is data, or a parameter"
-            return Cause(word, born.op, born.site, reason, "Look at the data and at the parameters")
-        reason = "its result is not finite, in the forward pass already"
-        if evidence.loss_is_finite:
-            reason = "its result is not finite, and though the loss does not show it, 0 * inf went on in backward"
-        advice = NOT_FINITE.get(name_of(born.op), "Look at what goes into it")
-        return Cause(word, born.op, born.site, reason, f"{advice}. tracer.find_nan shows the values")
-    if origin.how == "sum":
-        uses = _uses(node, evidence)
-        reason = "in backward: what its uses send back overflows when it is added, or is inf - inf"
-        return Cause(word, node.op, uses[-1].site if uses else node.site, reason, "Scale the loss down")
-    came = kind_of(evidence.came.get(node.serial, ABSENT))
-    reason = "a finite gradient came, and this went on"
-    if came == "zero":
-        reason = "a gradient of 0 came, and 0 * inf went on"
-    advice = NOT_FINITE.get(name_of(node.op), "Look at the values that it had")
-    if node.dtype is torch.float16:
-        advice += ". float16 ends at 65504: compute it in float32 or bfloat16"
-    fix = f"{advice}. Where torch.where leaves a branch out, make its input safe before the call as well"
-    return Cause(word, node.op, node.site, reason, fix)
+def _of_loss(evidence: Evidence) -> list[Cause]:
+    """Of a gradient that is finite, while the loss is not."""
+    row = None if evidence.loss_is_finite or evidence.root is None else evidence.places.of_result(evidence.root)
+    if row is None:
+        return []
+    cause = _not_finite(row, NAN if row.what == "nan" else INF)
+    return [replace(cause, reason=f"that is of the loss: {cause.reason}")]
+
+
+def _not_finite(row: NotFinite, state: int) -> Cause:
+    told = [f"{row.origin()}" + (f": {row.values}" if row.values else "")]
+    told += [] if row.effect.startswith("harmless") else [row.effect]
+    return Cause(_word(state), row.op, row.site, "; ".join(told), row.repair.rstrip("."))

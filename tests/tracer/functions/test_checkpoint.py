@@ -243,6 +243,47 @@ def test_inside_a_derivative_it_works_to_second_order() -> None:
     torch.testing.assert_close(x.grad.as_subclass(torch.Tensor), -x.detach().as_subclass(torch.Tensor).sin())
 
 
+# ---------------------------------------------------------------------- what use_reentrant=True does not go with
+ASKED_FOR_SOME: dict[str, Callable[[Any, Any], Any]] = {
+    "grad": lambda loss, x: torch.autograd.grad(loss, x),
+    "backward with inputs": lambda loss, x: loss.backward(inputs=[x]),
+    "jacobian": lambda loss, x: torch.autograd.functional.jacobian(lambda a: reentrant(torch.sin, a), x),
+    "a transform": lambda loss, x: torch.func.grad(lambda a: reentrant(torch.sin, a).sum())(x),
+    "tracer.steps": lambda loss, x: list(tracer.steps(loss)),
+    "tracer.contributions": lambda loss, x: tracer.contributions(x, loss),
+}
+
+
+@pytest.mark.parametrize("ask", ASKED_FOR_SOME.values(), ids=ASKED_FOR_SOME)
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_reentrant_form_refuses_passes_that_fill_no_leaves_as_torch_does(
+    ask: Callable[[Any, Any], Any], depth: int
+) -> None:
+    weight = tracer.tensor([1.0, 2.0], requires_grad=True)
+    x = tracer.tensor([0.3, 0.4], requires_grad=True)
+
+    def stretch(a: Any) -> Any:
+        return (a * weight).sin()
+
+    loss = (reentrant(stretch, x) if depth == 1 else reentrant(lambda a: reentrant(stretch, a), x)).sum()
+    with pytest.raises(RuntimeError, match="use_reentrant=True"):
+        ask(loss + 0 * x.sum(), x)
+    assert x.grad is None and weight.grad is None
+    loss.backward()
+    assert x.grad is not None and weight.grad is not None
+
+
+def test_reports_that_look_at_a_reentrant_stretch_leave_grad_alone() -> None:
+    weight = tracer.tensor([1.0, 2.0], requires_grad=True)
+    x = tracer.tensor([0.3, 0.4], requires_grad=True)
+    with tracer.Graph(sites=True, finite=True) as graph:
+        loss = reentrant(lambda a: (a * weight).sin(), x).sum()
+    assert tracer.why(weight, loss, graph).cause == "ok"
+    assert tracer.find_nan(graph, loss).verdict.startswith("all finite")
+    assert tracer.timings(loss).rows
+    assert x.grad is None and weight.grad is None
+
+
 # ---------------------------------------------------------------------- under replaced rules
 def by_the_input(grad, input):
     """Saves a tensor of the same shape and dtype as tanh's own rule does, but another one."""

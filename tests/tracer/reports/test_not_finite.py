@@ -216,8 +216,8 @@ BACKWARD: list[tuple[str, str, Callable[[Any], Any], torch.Tensor, str]] = [
     ("pow", "pow", lambda x: (x**0.5).sum(), leaf(0.0, 1.0), "base away from 0"),
     ("tiny denominator", "reciprocal", lambda x: 1e-30 * x.reciprocal().sum(), leaf(1e-25, 1.0), "denominator"),
     ("Function", "Bad", lambda x: Bad.apply(x).sum(), leaf(1.0), "'backward'"),
-    ("hook", "mul", hooked, leaf(1.0), "A hook on mul"),
-    ("hook on a node", "mul", hooked_node, leaf(1.0), "A hook on mul"),
+    ("hook", "a hook on mul", hooked, leaf(1.0), "A hook on mul"),
+    ("hook on a node", "a hook on mul", hooked_node, leaf(1.0), "A hook on mul"),
     ("half", "mul", lambda x: (x * 256).float().sum() * 1024, leaf(1.0, dtype=torch.float16), "GradScaler"),
     ("vmap", "sqrt", lambda x: torch.vmap(lambda r: (r * 2).sqrt().sum())(x).sum(), leaf([0.0, 1.0]), "eps inside"),
     (
@@ -242,6 +242,43 @@ def test_the_first_step_of_backward_is_named_with_its_repair(
     assert "comes to the gradient of the leaf" in row.effect and repair in str(report)
     assert first_place(report) == "test_not_finite.py:" + first_place(report).rpartition(":")[2]
     assert len(report) == 1 and x.grad is None
+
+
+ASKED_TWICE = [(name, program, x) for name, _, _, program, x, _ in FORWARD]
+ASKED_TWICE += [(name, program, x) for name, _, program, x, _ in BACKWARD]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("name", "program", "x"), ASKED_TWICE, ids=[a[0] for a in ASKED_TWICE])
+def test_why_names_the_same_call_and_line_and_repair(name: str, program: Callable[[Any], Any], x: torch.Tensor) -> None:
+    with tracer.Graph(sites=True, finite=True) as graph:
+        loss = program(x)
+    place, answer = tracer.find_nan(graph, loss).rows[0], tracer.why(x, loss, graph)
+    (cause,) = [row for row in answer if row.cause in ("nan", "inf")]
+    (grad,) = torch.autograd.grad(loss, x)
+    assert (answer.cause in ("nan", "inf")) == (not bool(grad.isfinite().all())), "the gradient comes before the loss"
+    assert where(cause) == where(place) and f"{cause.fix}." == place.repair
+    with tracer.Graph(sites=True) as graph:
+        loss = program(x)
+    cause = tracer.why(x, loss, graph).rows[0]
+    if cause.cause in ("nan", "inf"):
+        assert where(cause) == where(place), "where only saved values are known"
+
+
+def where(row: Any) -> tuple[str, str | None]:
+    return row.op, row.site.line
+
+
+def test_a_hook_on_one_of_several_results_is_named_beside_one_that_cleans() -> None:
+    x = leaf(0.0, 1.0, 2.0, 3.0)
+    with tracer.Graph(sites=True, finite=True) as graph:
+        left, right = (x * 2).split(2)
+        left.register_hook(lambda grad: torch.ones_like(grad))
+        right.register_hook(lambda grad: grad * NAN)
+        loss = left.sqrt().sum() + right.sum()
+    rows = tracer.find_nan(graph, loss).rows
+    assert (rows[1].op, rows[1].effect) == ("sqrt", "harmless: it comes to no leaf")
+    assert rows[0].op == tracer.why(x, loss, graph).rows[0].op == "a hook on split"
 
 
 def test_a_branch_that_where_drops_is_the_cause_of_a_nan_in_backward() -> None:
