@@ -19,7 +19,8 @@ from nn.im2col import Col2Im, Im2Col, col_to_img, img_to_col
 from nn.layers import __all__ as _layers
 from nn.parameter import Parameter
 from nn.residual import Residual
-from nn.tracking import UninitializedParameter, track
+from nn.tracking import track
+from tracer.recording.tracked_parameters import UninitializedParameter
 from nn.transformer import TransformerBlock
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -116,10 +116,15 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
 
 
 def _why_model(model: torch.nn.Module, loss: Any, graph: Graph) -> WhyModel:
-    evidence = Evidence(loss, graph)
-    names: dict[torch.nn.Parameter, list[str]] = {}
+    names: dict[torch.Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
+    return why_each(names, loss, graph)
+
+
+def why_each(names: Mapping[torch.Tensor, Sequence[str]], loss: Any, graph: Graph) -> WhyModel:
+    """One row for each of these leaves under its names, as ``why`` has for the parameters of a model."""
+    evidence = Evidence(loss, graph)
     rows = []
     for parameter, given in names.items():
         causes = tuple(causes_of(parameter, loss, evidence))
