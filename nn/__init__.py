@@ -20,8 +20,8 @@ from nn.layers import __all__ as _layers
 from nn.parameter import Parameter
 from nn.residual import Residual
 from nn.tracking import track
-from tracer.recording.tracked_parameters import UninitializedParameter
 from nn.transformer import TransformerBlock
+from tracer.recording.tracked_parameters import UninitializedParameter
 
 if TYPE_CHECKING:
     # Type checkers see torch's classes, of which ours are subclasses; so nn.Linear is an nn.Module to them.

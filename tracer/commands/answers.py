@@ -58,7 +58,10 @@ def ask(options: Namespace, moment: Moment) -> Report[Any]:
         return find_nan(graph, loss)
     assert loss is not None
     if options.report == "why":
-        return why_each(leaves_to_ask(moment.models, loss, moment.variables), loss, graph)
+        names = leaves_to_ask(moment.models, loss, moment.variables)
+        return (
+            why_each(names, loss, graph) if names else Report("No parameter of the script is alive, nor another leaf.")
+        )
     assert moment.steps is not None
     moment.steps.end_step(loss)
     return moment.steps.report()

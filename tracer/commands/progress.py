@@ -14,8 +14,8 @@ def shown(watch: Watch) -> Iterator[None]:
     """Show it inside the block; nothing where stderr is no terminal, or ``rich`` is not installed."""
     try:
         from rich.console import Console
-        from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
         from rich.progress import Progress as Bar
+        from rich.progress import ProgressColumn, SpinnerColumn, Task, TextColumn, TimeElapsedColumn
         from rich.text import Text
     except ImportError:
         yield

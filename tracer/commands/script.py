@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import io
+import os
 import sys
 import traceback
-from pathlib import Path
 from types import CodeType, ModuleType, TracebackType
 from typing import Any
 
@@ -20,15 +20,14 @@ class Script:
         self.module = ModuleType("__main__")
         #: How reports call it.
         self.name = name
-        self._args = args
         self._code, path = self._read_module(name) if is_module else self._read_file(name)
         self.module.__dict__.update(__file__=path, __builtins__=__builtins__)
-        self._path = path
-        self._folder = None if is_module else str(Path(path).resolve().parent)
+        self._args = [path if is_module else name, *args]
+        self._folder = None if is_module else os.path.dirname(os.path.realpath(path))
 
     def run(self) -> BaseException | None:
         """Run it to its end. Returns what it raised, ``SystemExit`` and ``KeyboardInterrupt`` too."""
-        sys.argv[:] = [self._path, *self._args]
+        sys.argv[:] = self._args
         if self._folder is not None:
             sys.path[0] = self._folder
         sys.modules["__main__"] = self.module  # pickle looks for its classes there, and so do processes that it starts
@@ -40,13 +39,14 @@ class Script:
         return None
 
     def _read_file(self, name: str) -> tuple[CodeType, str]:
+        path = os.path.abspath(name)
         try:
-            with io.open_code(str(Path(name).resolve())) as file:
+            with io.open_code(path) as file:
                 source = file.read()
         except OSError as error:
             raise ReportError(f"{name} cannot be read: {error.strerror}") from error
         self.module.__dict__.update(__spec__=None, __package__=None)
-        return compile(source, name, "exec", dont_inherit=True), name
+        return compile(source, path, "exec", dont_inherit=True), path
 
     def _read_module(self, name: str) -> tuple[CodeType, str]:
         try:
@@ -54,7 +54,7 @@ class Script:
             if spec is not None and spec.submodule_search_locations is not None:
                 spec = importlib.util.find_spec(f"{name}.__main__")
         except ImportError as error:
-            raise ReportError(f"no module named {name}: {error}") from error
+            raise ReportError(f"{name} cannot be imported: {error}") from error
         loader: Any = None if spec is None else spec.loader
         code = loader.get_code(spec.name) if spec is not None and hasattr(loader, "get_code") else None
         if spec is None or code is None:

@@ -1,4 +1,4 @@
-"""``--track``: what a script of stock torch code trains becomes tracked on the way in: parameters as modules get them, leaves as they are made.
+"""``--track``: what a script of stock torch code trains is tracked on the way in, parameters as modules get them, leaves as they are made.
 
 Each stays the same object. Nothing is tracked that torch's own autograd may have recorded already: it would not find it any more. Such a
 leaf is left to torch, and the calls on it are recorded all the same.
@@ -55,7 +55,9 @@ class Tracking(TorchFunctionMode):
 
 
 def _is_native_leaf(value: Any) -> bool:
-    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.requires_grad and value.is_leaf
+    if type(value) not in (torch.Tensor, torch.nn.Parameter) or not (value.requires_grad and value.is_leaf):
+        return False
+    return not hasattr(value, "_node")  # a tracked one is torch's own for a while, for its tracers
 
 
 def _holds_leaf(values: Iterable[Any]) -> bool:

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
-
 
 @contextmanager
 def undisturbed(models: Iterable[torch.nn.Module]) -> Iterator[None]:
@@ -16,15 +14,16 @@ def undisturbed(models: Iterable[torch.nn.Module]) -> Iterator[None]:
     on_gpu = torch.cuda.is_initialized()
     drawn = torch.get_rng_state()
     drawn_on_gpu = torch.cuda.get_rng_state_all() if on_gpu else []
-    buffers = {buffer: None for model in models for buffer in model.buffers()}
-    before = [(buffer, buffer._version, buffer.detach().clone()) for buffer in buffers if not buffer.is_inference()]
+    buffers = {buffer for model in models for buffer in model.buffers() if not buffer.is_meta}
+    before = [(buffer, buffer.detach().clone()) for buffer in buffers]
     try:
         yield
     finally:
         torch.set_rng_state(drawn)
         if on_gpu:
             torch.cuda.set_rng_state_all(drawn_on_gpu)
-        with torch.no_grad(), DisableTorchFunctionSubclass():
-            for buffer, version, value in before:
-                if buffer._version != version:
+        with torch.no_grad():
+            for buffer, value in before:
+                # Others are left alone, also their versions: they may be saved for backward.
+                if not torch.equal(buffer, value):
                     buffer.copy_(value)

@@ -58,9 +58,7 @@ class Watch:
         listeners.remove(self._before_backward)
         self._open.close()
 
-    def _before_backward(
-        self, outputs: tuple[Any, ...], weights: tuple[Any, ...], tracked: bool
-    ) -> Callable[[], None]:
+    def _before_backward(self, outputs: tuple[Any, ...], weights: tuple[Any, ...], tracked: bool) -> Callable[[], None]:
         if self._busy or threading.get_ident() != self._thread:
             return _nothing
         if not tracked:
@@ -73,6 +71,9 @@ class Watch:
         place = "" if frame is None else f", at {short_line(frame.f_code.co_filename)}:{frame.f_lineno}"
         self._ask(_weighted(outputs, weights), variables_of(frame), f"backward pass {self.passes}{place}")
         self._recorded = self.graph.recorded()
+        if self.report is not None and is_final(self.report, self.options):
+            self.done = True
+            print(f"tracer: {self.about}: {self.report.verdict}", file=sys.stderr)
         return _nothing if self.steps is None else self.steps.begin_step
 
     def at_end(self, error: BaseException | None, namespace: dict[str, Any]) -> None:
@@ -82,7 +83,7 @@ class Watch:
             return
         if self.graph.recorded() == self._recorded or not len(self.graph):
             return
-        variables = [namespace]
+        variables: Variables = [namespace]
         trace = None if error is None else error.__traceback__
         while trace is not None:
             variables.insert(0, trace.tb_frame.f_locals)
@@ -104,9 +105,6 @@ class Watch:
             self.failure = f"{about} could not be asked about: {error}"
         finally:
             self._busy = False
-        if self.report is not None and not self.done and is_final(self.report, self.options):
-            self.done = True
-            print(f"tracer: {about}: {self.report.verdict}", file=sys.stderr)
 
 
 def _nothing() -> None:

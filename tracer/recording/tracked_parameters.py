@@ -48,4 +48,6 @@ def track_parameter(parameter: Any) -> None:
     mark_as_parameter(track_in_place(parameter))
 
 
-_TRACKABLE = frozenset({torch.nn.Parameter, torch.Tensor, Tensor, torch.nn.UninitializedParameter, UninitializedParameter})
+_TRACKABLE = frozenset(
+    {torch.nn.Parameter, torch.Tensor, Tensor, torch.nn.UninitializedParameter, UninitializedParameter}
+)

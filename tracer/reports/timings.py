@@ -271,7 +271,7 @@ class StepTimes:
 
     def report(self) -> Timings:
         """The medians over the latest steps. At least one has ended."""
-        rows = _rows([run for run in self._runs if run.watched])
+        rows = [row for row in _rows([run for run in self._runs if run.watched]) if row.calls or row.total_ms]
         advice = (
             f"Medians of {len(self._runs) // 2} steps. {BETWEEN} in forward is all else in a step: data, optimiser, printing, calls of "
             f"which nobody wants a gradient."
