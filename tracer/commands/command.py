@@ -97,7 +97,7 @@ def _positive(text: str) -> int:
 
 
 def _heading(options: argparse.Namespace, watch: Watch, elapsed: float) -> str:
-    counts = f"{watch.graph.recorded():,} calls recorded, {watch.passes:,} backward passes, {elapsed:.1f} s"
+    counts = f"{watch.graph.recorded():,} calls recorded, {_passes(watch.passes)}, {elapsed:.1f} s"
     return f"{options.report} of {options.script}{f': {watch.about}' if watch.about else ''} ({counts})"
 
 

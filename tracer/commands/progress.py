@@ -33,7 +33,9 @@ def shown(watch: Watch) -> Iterator[None]:
             return Text(f"{watch.graph.recorded():,} calls recorded, {passes:,} backward passes")
 
     columns = (SpinnerColumn(), TextColumn("{task.description}"), Counts(), TimeElapsedColumn())
-    bar = Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False)
+    # What the script prints into the same terminal is put above the line; a pipe or a file gets it untouched.
+    together = sys.stdout.isatty()
+    bar = Bar(*columns, console=Console(stderr=True), transient=True, redirect_stdout=together, redirect_stderr=False)
     with bar:
         bar.add_task(watch.options.report, total=None)
         yield

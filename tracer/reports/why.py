@@ -65,7 +65,10 @@ class WhyModel(Report[ParameterRow]):
         ordered = sorted(groups.values(), key=lambda group: (list(VERDICTS).index(group[0].cause), -len(group)))
         told = [f"{_told(group[0])} ({len(group)} of {_parameters(len(rows))})" for group in ordered]
         firsts = [group[0].causes[0] for group in ordered if group[0].cause != "ok"]
-        advice = [f"{_told(cause)}: {cause.reason}.{f' {cause.fix}.' if cause.fix else ''}" for cause in firsts]
+        advice = [
+            f"{_told(cause)}: {cause.reason.removesuffix('.')}.{f' {cause.fix}.' if cause.fix else ''}"
+            for cause in firsts
+        ]
         verdict = "; ".join(told[:4]) + (f"; and {len(told) - 4} more causes" if len(told) > 4 else "")
         super().__init__(verdict or "the model has no parameters", [row for group in ordered for row in group], advice)
 
