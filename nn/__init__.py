@@ -19,8 +19,9 @@ from nn.im2col import Col2Im, Im2Col, col_to_img, img_to_col
 from nn.layers import __all__ as _layers
 from nn.parameter import Parameter
 from nn.residual import Residual
-from nn.tracking import UninitializedParameter, track
+from nn.tracking import track
 from nn.transformer import TransformerBlock
+from tracer.recording.tracked_parameters import UninitializedParameter
 
 if TYPE_CHECKING:
     # Type checkers see torch's classes, of which ours are subclasses; so nn.Linear is an nn.Module to them.

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nn.tracking import track, track_parameter
+from nn.tracking import track
+from tracer.recording.tracked_parameters import track_parameter
 
 if TYPE_CHECKING:
     from typing_extensions import Self

@@ -29,6 +29,8 @@ ABOVE = {"ops_registry": ("tracer", "nn"), "tracer": ("nn",)}
 #: The floors of each package, upper ones first. A file imports what stands on a lower floor, or in its own room.
 FLOORS = {
     "tracer": (
+        ("__main__",),
+        ("commands",),
         ("__init__",),
         ("checks",),
         ("reports",),

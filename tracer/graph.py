@@ -156,6 +156,12 @@ class Graph:
         """
         return (0, -1) if self._calls is None else (self._calls.dropped, self._calls.last_dropped)
 
+    def recorded(self) -> int:
+        """How many calls have been recorded here, those too of which nothing is left. Raises as ``calls`` does."""
+        if self._calls is None:
+            raise _without_sites("recorded")
+        return len(self._calls) + self._calls.dropped
+
     def cuts(self) -> list[Cut]:
         """Every place where a history ended while the graph was open, oldest first; one that came again stands where it came last.
 

@@ -218,3 +218,13 @@ def test_backward_through_what_was_removed_says_so(op: Callable[[torch.Tensor], 
     tracer.graph_of(y).remove(y)
     with pytest.raises(tracer.FreedGraphError, match="removed from its graph"):
         y.sum().backward()
+
+
+def test_recorded_counts_calls_that_are_gone() -> None:
+    x = tracer.tensor([1.0], requires_grad=True)
+    with tracer.Graph(sites=True) as graph:
+        for _ in range(10_000):
+            x.sin()
+        kept = x.sin()
+    assert graph.recorded() == 10_001 and len(graph) == 1
+    del kept

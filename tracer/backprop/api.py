@@ -13,6 +13,7 @@ from torch.overrides import handle_torch_function
 from ops_registry.torch_private import count_modes, is_torch_function_enabled
 from tracer.backprop.batched import carry_batch
 from tracer.backprop.bridge import backward_into_torch
+from tracer.backprop.listeners import announce
 from tracer.backprop.sweep import Sweep
 from tracer.backprop.weights import implicit_gradient, spread_weight
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
@@ -55,8 +56,10 @@ def backward(
     wanted = None if inputs is None else as_tuple(inputs.values() if isinstance(inputs, dict) else inputs)
     if wanted is not None and not wanted:
         raise GradientArgumentError("inputs= of backward() cannot be empty: leave it out to fill every leaf")
-    roots = roots_of(outputs, grad_tensors if grad_tensors is not None else grad_variables, create_graph)
+    weights = grad_tensors if grad_tensors is not None else grad_variables
+    roots = roots_of(outputs, weights, create_graph)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
+    sweep.callbacks += announce(outputs, weights, tracked=True)
     with sweep:
         if wanted is None:
             sweep.run(roots)
@@ -128,10 +131,11 @@ def grad(
     if not wanted:
         raise GradientArgumentError("grad() needs at least one input")
     roots = roots_of(outs, grad_outputs, create_graph)
-    if not create_graph:
-        note_cut("grad", "grad", outs)
     nodes = nodes_of_inputs(wanted)
     sweep = Sweep(keep_graph=create_graph if retain_graph is None else retain_graph, create_graph=create_graph)
+    if not create_graph:
+        note_cut("grad", "grad", outs)
+        sweep.callbacks += announce(outs, grad_outputs, tracked=True)
     with sweep:
         results = gradients_of(sweep, roots, wanted, nodes)
         for i, (result, place, node) in enumerate(zip(results, wanted, nodes, strict=True)):

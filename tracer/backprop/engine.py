@@ -9,6 +9,7 @@ from torch.autograd.graph import GradientEdge
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, ImperativeEngine, TensorBase
 from tracer.backprop.api import backward, grad
+from tracer.backprop.listeners import announce
 from tracer.backprop.progress import innermost
 from tracer.errors import UnsupportedError
 from tracer.node import Node
@@ -34,6 +35,7 @@ class Engine(ImperativeEngine):
         if any(map(_is_ours, tensors)):
             return _sweep(tuple(tensors), *args, **kwargs)
         _refuse_lost_weights(*args, **kwargs)
+        announce(tuple(tensors), None, tracked=False)
         return super().run_backward(tensors, *args, **kwargs)
 
 

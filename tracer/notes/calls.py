@@ -73,6 +73,10 @@ class CallNotes:
         # So that each note is looked at a constant number of times on average.
         self._limit = 2 * max(len(self._notes), KEPT_CALLS)
 
+    def __len__(self) -> int:
+        """How many notes there are."""
+        return len(self._notes)
+
     def __contains__(self, serial: object) -> bool:
         return serial in self._notes
 

@@ -168,13 +168,20 @@ class _Pass:
 class _Watch:
     """The calls made inside ``with watch:``, each timed by an observer in the table of rules. A call without one pays nothing."""
 
-    def __init__(self, by: str, wait: Callable[[], None]) -> None:
-        self.by, self.wait = by, wait
+    def __init__(self, by: str, wait: Callable[[], None], *, needs_grad: bool = False) -> None:
+        self.by = by
+        #: Only calls while gradients are on are timed.
+        self.needs_grad = needs_grad
+        self._busy = False
+        self.clear(wait)
+
+    def clear(self, wait: Callable[[], None]) -> None:
+        """Begin anew; ``wait`` is called before and after each call."""
+        self.wait = wait
         self.seconds: dict[str, float] = defaultdict(float)
         self.counts: Counter[str] = Counter()
         #: Seconds of all calls, and of the watching itself.
         self.inside = self.own = 0.0
-        self._busy = False
 
     def __enter__(self) -> _Watch:
         self._table = active.table
@@ -190,7 +197,8 @@ class _Watch:
     def _observe(
         self, spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        if self._busy:  # what a call that is timed runs inside is part of it
+        # What a call that is timed runs inside is part of it.
+        if self._busy or (self.needs_grad and not torch.is_grad_enabled()):
             return run_in_lane(spelling, func, args, kwargs)
         self._busy = True
         arrived = perf_counter()
@@ -216,6 +224,58 @@ class _Watch:
         if node is not None and node.op == spelling.rule.name:
             return group_of(node, self.by)
         return spelling.rule.name if self.by == "op" else f"{spelling.rule.name}: no rule was used"
+
+
+class StepTimes:
+    """The time of each step of a loop that somebody else runs, from ``with`` on: forward as it runs, backward by passes of our own.
+
+    A step is what comes between two backward passes: data, optimiser and all else that is no recorded call stands as between the calls.
+    """
+
+    #: Of so many steps the median is taken, the latest.
+    STEPS = 5
+
+    def __init__(self, by: str) -> None:
+        check_by("timings", by, ("op", "rule", "line", "module"))
+        self.by = by
+        self._runs: list[_Pass] = []
+
+    def __enter__(self) -> StepTimes:
+        self._watch = _Watch(self.by, _waiter(()), needs_grad=True).__enter__()
+        self.begin_step()
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._watch.__exit__(*error)
+
+    def end_step(self, loss: torch.Tensor) -> None:
+        """The backward pass of ``loss`` is about to run: it is timed here, twice, and retains the graph. No ``.grad`` is touched."""
+        wait, watch = _waiter((loss,)), self._watch
+        wait()
+        forward = perf_counter() - self._began - watch.own
+        for watched in (True, False):
+            run = _Pass(self.by, watched, wait)
+            run.forward_total = forward
+            if watched:
+                run.forward_times = {**watch.seconds, BETWEEN: forward - watch.inside}
+                run.counts = watch.counts
+            run.backward((loss,))
+            self._runs.append(run)
+        del self._runs[: -2 * self.STEPS]
+        watch.clear(wait)
+
+    def begin_step(self) -> None:
+        """The loop's own backward pass has come through."""
+        self._began = perf_counter()
+
+    def report(self) -> Timings:
+        """The medians over the latest steps. At least one has ended."""
+        rows = [row for row in _rows([run for run in self._runs if run.watched]) if row.calls or row.total_ms]
+        advice = (
+            f"Medians of {len(self._runs) // 2} steps. {BETWEEN} in forward is all else in a step: data, optimiser, printing, calls of "
+            f"which nobody wants a gradient."
+        )
+        return Timings(_verdict(rows, self._runs, forward=True), rows, [advice], self.by)
 
 
 class _TimedSweep(Sweep):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
@@ -66,7 +66,10 @@ class WhyModel(Report[ParameterRow]):
         ordered = sorted(groups.values(), key=lambda group: (list(VERDICTS).index(group[0].cause), -len(group)))
         told = [f"{_told(group[0])} ({len(group)} of {_parameters(len(rows))})" for group in ordered]
         firsts = [group[0].causes[0] for group in ordered if group[0].cause != "ok"]
-        advice = [f"{_told(cause)}: {cause.reason}.{f' {cause.fix}.' if cause.fix else ''}" for cause in firsts]
+        advice = [
+            f"{_told(cause)}: {cause.reason.removesuffix('.')}.{f' {cause.fix}.' if cause.fix else ''}"
+            for cause in firsts
+        ]
         verdict = "; ".join(told[:4]) + (f"; and {len(told) - 4} more causes" if len(told) > 4 else "")
         super().__init__(verdict or "the model has no parameters", [row for group in ordered for row in group], advice)
 
@@ -114,10 +117,15 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
 
 
 def _why_model(model: torch.nn.Module, loss: Any, graph: Graph) -> WhyModel:
-    evidence = Evidence(loss, graph)
-    names: dict[torch.nn.Parameter, list[str]] = {}
+    names: dict[torch.Tensor, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(parameter, []).append(name)
+    return why_each(names, loss, graph)
+
+
+def why_each(names: Mapping[torch.Tensor, Sequence[str]], loss: Any, graph: Graph) -> WhyModel:
+    """One row for each of these leaves under its names, as ``why`` has for the parameters of a model."""
+    evidence = Evidence(loss, graph)
     rows = []
     for parameter, given in names.items():
         causes = tuple(causes_of(parameter, loss, evidence))

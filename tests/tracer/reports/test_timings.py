@@ -16,7 +16,7 @@ import ops_registry
 import tracer
 from ops_registry.registry import active
 from tracer.errors import FreedGraphError, GradientArgumentError, NotNotedError, ReportError
-from tracer.reports.timings import BETWEEN, TimingRow
+from tracer.reports.timings import BETWEEN, StepTimes, TimingRow
 
 #: Milliseconds that the slow ops take each, far more than the machine's noise on a small call.
 SLOW = 40.0
@@ -281,3 +281,33 @@ def test_a_report_can_be_written_as_json() -> None:
     x = leaf(3)
     told = json.loads(json.dumps(tracer.timings(lambda: x.sin().sum()).to_dict()))
     assert told["columns"] == ["what", "calls", "forward_ms", "backward_ms", "share"]
+
+
+# ---------------------------------------------------------------------- steps of a loop
+def test_steps_of_a_loop_are_timed_as_they_run() -> None:
+    w = tracer.tensor([1.0, 2.0], requires_grad=True)
+    with StepTimes("op") as steps:
+        for step in range(8):
+            loss = (w.sin() * 2).sum()
+            if step == 0:
+                loss = loss + w.cosh().sum()  # what runs in one step alone is not in the median
+            steps.end_step(loss)
+            loss.backward()
+            with torch.no_grad():
+                w.mul_(0.9)
+            steps.begin_step()
+    rows = {row.what: row for row in steps.report()}
+    assert {"sin", "mul", "sum", BETWEEN} == set(rows)
+    assert rows["sin"].calls == 1 and rows["sin"].forward_ms and rows["sin"].backward_ms
+    assert rows["mul"].calls == 1  # the optimiser's is not counted
+    assert "medians of 5 passes" in steps.report().verdict
+
+
+def test_the_loops_own_backward_pass_is_in_no_step() -> None:
+    w = tracer.tensor([1.0], requires_grad=True)
+    with StepTimes("op") as steps:
+        for _ in range(3):
+            steps.end_step((w * w).sum())
+            time.sleep(0.05)  # its backward pass
+            steps.begin_step()
+    assert sum(row.forward_ms or 0 for row in steps.report()) < 40

@@ -1,0 +1,1 @@
+"""``python -m tracer REPORT script.py``: a script runs as it is, under a graph, and the report comes after it."""
