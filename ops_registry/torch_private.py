@@ -77,6 +77,10 @@ def storage_use_count(tensor: torch.Tensor) -> int:
     return torch._C._storage_Use_Count(storage._cdata) - 1
 
 
+#: How many hold a tensor: Python, however many names it has there, counts once; each view holds its base, each wrapper what is beneath.
+use_count: Callable[[torch.Tensor], int] = TensorBase._use_count
+
+
 def storage_key(tensor: torch.Tensor) -> int:
     """What tells the storage of ``tensor`` from all others that are alive.
 
