@@ -40,8 +40,8 @@ def find_unseen(root: torch.Tensor, known: Sequence[torch.Tensor]) -> list[torch
             return found
     if gc.get_freeze_count():
         raise UnsupportedError(
-            f"a recorded write goes into the memory of a plain tensor of shape {tuple(root.shape)} that others hold, perhaps views that "
-            f"were made before gc.freeze(), which hides them: their history would be wrong. Write into a clone, or call gc.unfreeze() first."
+            f"a recorded write goes into the memory of a plain tensor of shape {tuple(root.shape)} that others hold, perhaps views made "
+            f"before gc.freeze(), which hides them: their history would be wrong. Write into a clone, or call gc.unfreeze() first."
         )
     return found  # what is left are holders in C++ alone, which Python cannot reach
 
