@@ -1,7 +1,7 @@
 """Claim: no recorded call, no write and no sweep takes longer because the process holds many objects.
 
-Each contestant runs beside itself: in a process that holds little, and after a million objects have been made and kept, of which the garbage
-collector knows. Processor time, single-threaded; medians with quartiles of rounds that take turns.
+Each contestant runs beside itself: in a process that holds little, and after a million objects have been made and kept, of which
+the garbage collector knows. Processor time, single-threaded; medians with quartiles of rounds that take turns.
 """
 
 from __future__ import annotations

@@ -283,7 +283,8 @@ def find_views_in_level(target: torch.Tensor) -> None:
         return
     numbers = level_numbers(target)
     views = []
-    for tensor in [*known, *found]:
+    tensors: list[Any] = [*known, *found]
+    for tensor in tensors:
         if level_numbers(tensor) == numbers:
             if physical(tensor) is root:
                 base = tensor
