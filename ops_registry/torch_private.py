@@ -74,7 +74,13 @@ def storage_use_count(tensor: torch.Tensor) -> int:
     The only way to know that a gradient buffer is nobody else's, so that ``.grad`` may take it without a copy.
     """
     storage = tensor.untyped_storage()
-    return torch._C._storage_Use_Count(storage._cdata) - 1
+    # All Python names share one handle, which counts once above. Three know it here: the storage, this frame, the question.
+    shared = sys.getrefcount(storage) > 3
+    return torch._C._storage_Use_Count(storage._cdata) - 1 + shared
+
+
+#: How many hold a tensor: Python, however many names it has there, counts once; each view holds its base, each wrapper what is beneath.
+use_count: Callable[[torch.Tensor], int] = TensorBase._use_count
 
 
 def storage_key(tensor: torch.Tensor) -> int:

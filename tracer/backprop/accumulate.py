@@ -10,8 +10,15 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, set_grad_enabled, storage_use_count
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    TensorBase,
+    set_grad_enabled,
+    storage_use_count,
+    use_count,
+)
 from tracer.errors import UnsupportedError
+from tracer.node import Node
 from tracer.tracked_tensor import become_tracked, plain_alias
 
 #: A tensor and its gradient. The gradient lies in a list of one, which is emptied when it is taken, so that its reference count
@@ -20,6 +27,7 @@ Entry = tuple[torch.Tensor, list[torch.Tensor]]
 
 _PLAIN = torch.Tensor
 _GRAD: Any = torch.Tensor.grad
+_has_no_overlap: Any = torch.ops.aten.is_non_overlapping_and_dense.default
 _accumulating = threading.Lock()
 
 
@@ -114,6 +122,23 @@ def plus(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
             f"and torch has no sum of such. Use the tensor once, or make it dense first (to_dense())."
         )
     return left + right
+
+
+def add_up(grads: dict[Node, Any], node: Node, grad: torch.Tensor) -> torch.Tensor:
+    """Make what ``grads`` has at ``node`` the sum of that and ``grad``: where it lies, as in torch, if nobody else knows it."""
+    before = grads[node]
+    # Three know it: the dictionary, this frame, and the question itself.
+    if sys.getrefcount(before) <= 3 and type(before) is _PLAIN and _owns_memory(before):
+        return before.add_(grad)
+    total = grads[node] = plus(before, grad)
+    return total
+
+
+def _owns_memory(grad: torch.Tensor) -> bool:
+    """Whether each element has memory of its own, and no view, no alias, and nothing in C++ knows of it."""
+    if grad.layout is not torch.strided or use_count(grad) != 1 or storage_use_count(grad) != 1:
+        return False
+    return grad.is_contiguous() or _has_no_overlap(grad)
 
 
 def _has_sum(tensor: torch.Tensor) -> bool:

@@ -24,7 +24,7 @@ from ops_registry.rule import CallPlan, Step
 from ops_registry.scopes import without_blocks
 from ops_registry.torch_private import DisableTorchFunctionSubclass, count_dispatch_modes, set_grad_enabled
 from tracer import anomaly
-from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, plus
+from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, add_up, plus
 from tracer.backprop.bridge import backward_into_torch, not_recordable
 from tracer.backprop.hooks import (
     hooks_on_filling,
@@ -444,15 +444,15 @@ class Sweep:
 
     def _add(self, node: Node, grad: torch.Tensor) -> None:
         """Add ``grad`` to what has arrived at ``node``."""
-        before = self.grads.get(node)
-        if before is None:
-            self.grads[node] = grad
+        grads = self.grads
+        if grads.get(node) is None:
+            grads[node] = grad
         elif node in self.owned:
-            before.add_(grad)
-        else:
-            total = self.grads[node] = plus(before, grad)
-            if not self.create_graph and not self.in_level and total.layout is torch.strided:
-                self.owned.add(node)
+            grads[node].add_(grad)
+        elif self.create_graph or self.in_level:
+            grads[node] = plus(grads[node], grad)
+        elif add_up(grads, node, grad).layout is torch.strided:
+            self.owned.add(node)
 
     def _gather_output(self, node: Output, grad: torch.Tensor) -> None:
         """Put the gradient of one of several results beside those of the others."""

@@ -7,7 +7,6 @@ second part alone. So no history is ever stale, and using a tensor never needs a
 
 from __future__ import annotations
 
-import gc
 import math
 import weakref
 from collections.abc import MutableMapping
@@ -19,12 +18,12 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.registry import TABLE
 from ops_registry.strided import write_region
-from ops_registry.torch_private import storage_use_count
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node, RaisingNode
 from tracer.recording.levels import level_numbers, levels, physical, shares_memory
 from tracer.recording.saved import save
+from tracer.recording.unseen_views import find_unseen
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _READ = TABLE[torch.as_strided].rule
@@ -122,7 +121,9 @@ def prepare(target: torch.Tensor, name: str) -> None:
     base: Any = base_of(target)
     base = target if base is None else base
     if type(base) is not Tensor and not levels.open:
-        _find_plain_views(base)
+        unseen = [view for view in find_unseen(base, [target, *live_views(base)]) if view._base is base]
+        if unseen:
+            views_of(base).extend(map(weakref.ref, unseen))
     views = live_views(base)
     if base is target and not views:
         return
@@ -268,35 +269,27 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
     return False
 
 
-def _find_plain_views(base: torch.Tensor) -> None:
-    """Views of a plain tensor were made unseen. It is about to become tracked: find them, if its storage says that there are any."""
-    if storage_use_count(base) <= 1 + len(live_views(base)):
-        return
-    known = {id(v) for v in live_views(base)}
-    for thing in gc.get_objects():
-        if issubclass(type(thing), torch.Tensor) and thing._base is base and id(thing) not in known:
-            views_of(base).append(weakref.ref(thing))
-
-
 def find_views_in_level(target: torch.Tensor) -> None:
-    """``_find_plain_views`` inside a level of ``torch.vmap``, where the base is to be found too: a recorded write goes into ``target``.
+    """Before a write inside a level of ``torch.vmap``: note unseen views there, where the base is to be found too.
 
     Raises ``UnsupportedError`` where views of a base that is gone share its memory.
     """
     beneath = physical(target)
     root: torch.Tensor = beneath if beneath._base is None else beneath._base
-    if storage_use_count(root) <= 1:
+    base = base_of(target)
+    known = [target] if base is None else [target, base, *live_views(base)]
+    found = find_unseen(root, known)
+    if not found:
         return
     numbers = level_numbers(target)
-    base, views = None, []
-    for thing in gc.get_objects():
-        if not issubclass(type(thing), torch.Tensor) or level_numbers(thing) != numbers:
-            continue
-        inner = physical(thing)
-        if inner is root:
-            base = thing
-        elif inner._base is root:
-            views.append(thing)
+    views = []
+    tensors: list[Any] = [*known, *found]
+    for tensor in tensors:
+        if level_numbers(tensor) == numbers:
+            if physical(tensor) is root:
+                base = tensor
+            else:
+                views.append(tensor)
     if base is None and len(views) > 1:
         raise UnsupportedError(
             f"a write into a view of shape {tuple(target.shape)}, inside torch.vmap, of a tensor that is gone and that other views share: "
@@ -306,5 +299,5 @@ def find_views_in_level(target: torch.Tensor) -> None:
         for view in views:
             if base_of(view) is None:
                 view._base_in_level = base
-            if all(view is not known for known in live_views(base)):
+            if all(view is not noted for noted in live_views(base)):
                 views_of(base).append(weakref.ref(view))

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
 import torch
 from support.leaves import leaf
+from torch.profiler import ProfilerActivity, profile
 
 import tracer
 
@@ -33,6 +39,72 @@ def test_gradient_through_views_does_not_share_memory() -> None:
     z.backward(torch.ones(1, 2, dtype=torch.float64))
     x.grad.mul_(10)
     assert y.grad.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        lambda g: g,
+        lambda g: g[:1],
+        lambda g: g.detach(),
+        lambda g: g.numpy(),
+        lambda g: g.untyped_storage(),
+        torch.utils.dlpack.to_dlpack,
+    ],
+    ids=["itself", "a view", "an alias", "numpy", "storage", "dlpack"],
+)
+def test_a_gradient_that_somebody_holds_does_not_grow(kept: Callable[[torch.Tensor], Any]) -> None:
+    x, seen = leaf(1.0, 2.0), []
+    y = x * 1
+    other = y * 5
+    passed_on = y + 0.0  # hands on the very gradient that it was given
+    passed_on.register_hook(lambda g: seen.append(kept(g)))
+    (other + passed_on * 3).sum().backward()
+    found = seen[0]
+    if isinstance(found, torch.UntypedStorage):
+        found = torch.tensor([], dtype=torch.float64).set_(found)
+    elif not hasattr(found, "shape"):
+        found = torch.utils.dlpack.from_dlpack(found)
+    assert set(found.tolist()) == {3.0}
+    assert x.grad.tolist() == [8.0, 8.0]
+
+
+def test_the_gradient_that_the_user_gave_does_not_grow() -> None:
+    x = leaf(1.0, 2.0)
+    seed = torch.ones(2, dtype=torch.float64)
+    y = x * 1
+    torch.autograd.backward([y * 2, y + 0.0], [torch.ones_like(seed), seed])
+    assert seed.tolist() == [1.0, 1.0] and x.grad.tolist() == [3.0, 3.0]
+
+
+def test_a_gradient_whose_elements_share_memory_does_not_grow() -> None:
+    class Spread(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return torch.ones(1, dtype=grad.dtype).expand(3).detach()  # the one owner of that memory
+
+    x = leaf(1.0, 2.0, 3.0)
+    y = x * 1
+    (y * 2).sum().add(Spread.apply(y).sum()).backward()
+    assert x.grad.tolist() == [3.0, 3.0, 3.0]
+
+
+def test_the_sum_of_two_large_gradients_takes_no_third_buffer() -> None:
+    x = leaf(*range(100_000))
+    y = x * 1
+    loss = y[1:].sum() + y[:-1].sum()
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiled:
+        torch.autograd.grad(loss, y)
+    assert peak_of(profiled) < 2.5 * 8 * 100_000
+
+
+def peak_of(profiled: Any) -> int:
+    events = [e for e in profiled.profiler.kineto_results.events() if e.name() == "[memory]"]
+    return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
 def test_hooks_that_stash_the_gradient_do_not_share_memory_with_grad() -> None:
