@@ -194,6 +194,8 @@ class Rule:
     holomorphic: frozenset[str] = frozenset()
     #: As in the signature.
     may_alias: bool = True
+    #: The result may be an argument itself beside the one that wants a gradient: several of them can be tensors.
+    may_return_plain: bool = True
     #: Plans in use, by mask: a replaced rule that has one was applied.
     plans: dict[int, CallPlan] = field(default_factory=dict, init=False, repr=False)
     #: Plans made so far, by mask.
@@ -209,6 +211,7 @@ class Rule:
         covered = {name for formula in self.formulas for name in formula.covers}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
         self.may_alias = self.signature.may_alias
+        self.may_return_plain = self.may_alias and len({*self.signature.names} - self.signature.constant) > 1
         self.positions = tuple(i for i, _ in self.inputs)
         self.uncovered = tuple(
             (i, n) for i, n in enumerate(self.signature.names) if n not in covered and n not in self.signature.constant

@@ -14,6 +14,7 @@ from tracer.recording.views import note_view, note_view_in_level
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _PLAIN = torch.Tensor
+_LISTS = (tuple, list)
 
 
 def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], list[int]]:
@@ -35,8 +36,9 @@ def mark(tensor: torch.Tensor, node: Node | None, source: Any, *, several: bool 
 
     ``source`` is the first argument of the call, which a view was made from; ``several``: the call returned more than one tensor.
     """
-    if tensor._base is not None:
-        note_view(tensor, source, several)
+    base = tensor._base
+    if base is not None:
+        note_view(tensor, base, source, several)
     elif levels.open and is_batched(tensor):
         note_view_in_level(tensor, source, several)
     return become_tracked(tensor, node)
@@ -62,6 +64,10 @@ def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
 def came_in(result: torch.Tensor, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether a result is one of the arguments, or stands in a list among them."""
     for value in (*arguments, *keywords.values()) if keywords else arguments:
-        if value is result or (isinstance(value, tuple | list) and any(v is result for v in value)):
+        if value is result:
             return True
+        if isinstance(value, _LISTS):
+            for item in value:
+                if item is result:
+                    return True
     return False
