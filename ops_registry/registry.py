@@ -177,7 +177,8 @@ def backward(
     The function's parameter names say what is saved for it: ``grad`` (the cotangent of the result; a tuple with None for
     results that received nothing, where the op returns several differentiable ones), any argument of the torch function by its
     name, ``result`` (or one of several results by its name, as ``indices``), an argument's name followed by ``_shape``,
-    ``_dtype`` or ``_device`` (that property alone is saved), and ``needs``. Nothing else stays alive.
+    ``_dtype`` or ``_device`` (that property alone is saved) or, of an index, ``_frozen`` (as it reads at the call),
+    and ``needs``. Nothing else stays alive.
 
     ``wrt`` names the input that the formula differentiates; the first argument when left out. A tuple of names makes one joint
     formula that returns a tuple of gradients in that order and may ask ``needs``, a named tuple of bools, which of them are wanted
