@@ -10,11 +10,13 @@ from ops_registry.torch_private import is_batched
 from tracer.node import Node
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE
+from tracer.recording.saved import NUMBERS
 from tracer.recording.views import note_view, note_view_in_level
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _PLAIN = torch.Tensor
 _LISTS = (tuple, list)
+_NEVER_PLAIN = NUMBERS | {Tensor}
 
 
 def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], list[int]]:
@@ -23,11 +25,13 @@ def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
     A result that came in as an argument (``contiguous()`` of a contiguous tensor) keeps its history; integers and bools stay plain.
     """
     listed = list(result) if isinstance(result, tuple | list) and type(result) is not torch.Size else [result]
-    fresh = [
-        i
-        for i, item in enumerate(listed)
-        if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not came_in(item, arguments, keywords)
-    ]
+    # A plain result is none of the numbers and tracked tensors among the arguments.
+    others = tuple([value for value in arguments if type(value) not in _NEVER_PLAIN])
+    asked = bool(others or keywords)
+    fresh = []
+    for i, item in enumerate(listed):
+        if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not (asked and came_in(item, others, keywords)):
+            fresh.append(i)
     return listed, fresh
 
 
