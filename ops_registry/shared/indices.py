@@ -1,6 +1,7 @@
 """Indices that stay as they were when they were used."""
 
 import operator
+from typing import Any
 
 import torch
 
@@ -9,7 +10,7 @@ from ops_registry.torch_private import is_batched
 _FIXED = (int, type(None))
 
 
-def frozen(index):
+def frozen(index: Any) -> Any:
     """``index`` as it reads now, whatever happens afterwards to the lists, arrays and counters in it."""
     kind = type(index)
     if kind is int:
@@ -27,7 +28,7 @@ def frozen(index):
     return _frozen_item(index)
 
 
-def _is_fixed(item):
+def _is_fixed(item: Any) -> bool:
     """Whether ``item`` of an index is a number or a slice of numbers, which nothing can change."""
     kind = type(item)
     if kind is slice:
@@ -35,11 +36,11 @@ def _is_fixed(item):
     return kind in _FIXED or item is Ellipsis
 
 
-def _makes_tuple(item):
+def _makes_tuple(item: Any) -> bool:
     return item is None or item is Ellipsis or isinstance(item, slice | torch.Tensor) or hasattr(item, "__len__")
 
 
-def _frozen_item(item):
+def _frozen_item(item: Any) -> Any:
     if item is None or item is Ellipsis or isinstance(item, int):
         return item
     if isinstance(item, slice):

@@ -183,7 +183,7 @@ def _go_on(limits: list[Node], level: Level) -> list[Node]:
             limit = limits[position]
             assert limit.shape is not None and limit.dtype is not None
             output = Output(again, index, torch.Size((level.batch_size, *limit.shape)), limit.dtype)
-            again.outputs[index] = weakref.ref(output)  # type: ignore[index]
+            again.outputs[index] = weakref.ref(output)
             parents[position] = output
     return parents
 
