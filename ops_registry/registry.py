@@ -177,7 +177,8 @@ def backward(
     The function's parameter names say what is saved for it: ``grad`` (the cotangent of the result; a tuple with None for
     results that received nothing, where the op returns several differentiable ones), any argument of the torch function by its
     name, ``result`` (or one of several results by its name, as ``indices``), an argument's name followed by ``_shape``,
-    ``_dtype`` or ``_device`` (that property alone is saved), and ``needs``. Nothing else stays alive.
+    ``_dtype`` or ``_device`` (that property alone is saved) or, of an index, ``_frozen`` (as it reads at the call),
+    and ``needs``. Nothing else stays alive.
 
     ``wrt`` names the input that the formula differentiates; the first argument when left out. A tuple of names makes one joint
     formula that returns a tuple of gradients in that order and may ask ``needs``, a named tuple of bools, which of them are wanted
@@ -300,8 +301,28 @@ def overloaded(func: Callable[..., Any], *, alone: bool = False) -> Callable[[F]
 def _choose_overload(
     choice: Callable[..., Any], spelled: Spelling
 ) -> Callable[[tuple[Any, ...], dict[str, Any]], Spelling | None]:
+    #: By the id of the overload, what was chosen outside of every layer, where nothing depends on the call but the overload.
+    known: dict[int, Spelling] = {}
+    version = changes.version
+
     def choose(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling | None:
-        chosen = active.table[choice(*args, **kwargs)]
+        nonlocal version
+        overload = choice(*args, **kwargs)
+        if active.table is not TABLE:
+            return look_up(overload, args, kwargs)
+        if version != changes.version:
+            known.clear()
+            version = changes.version
+        # An overload's own hash is a Python function.
+        made = known.get(id(overload))
+        if made is None:
+            made = look_up(overload, args, kwargs)
+            if made is not None and TABLE[overload].choose is None:
+                known[id(overload)] = made
+        return made
+
+    def look_up(overload: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Spelling | None:
+        chosen = active.table[overload]
         if chosen.choose is not None:  # by where the call is made
             found = chosen.choose(args, kwargs)
             if found is None:

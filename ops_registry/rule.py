@@ -15,6 +15,7 @@ import torch
 
 from ops_registry.errors import RuleError
 from ops_registry.formula import KIND, Formula, compile_call, make_needs
+from ops_registry.shared.indices import frozen
 from ops_registry.signatures import Signature
 from ops_registry.sites import site_for_rule
 from ops_registry.torch_private import has_autocast_kernel
@@ -26,6 +27,9 @@ BODY = "body"
 
 #: Suffixes by which a rule asks for a property of an argument without saving the argument.
 META = ("shape", "dtype", "device", "stride", "offset")
+
+#: Suffix by which a rule asks for an index as it reads at the call, whatever becomes of the lists and counters in it.
+FROZEN = "frozen"
 
 #: torch's own ways to them, past properties of a subclass: they are read with interception off.
 _READ: dict[str, Callable[[torch.Tensor], Any]] = {
@@ -194,6 +198,8 @@ class Rule:
     holomorphic: frozenset[str] = frozenset()
     #: As in the signature.
     may_alias: bool = True
+    #: The result may be an argument itself beside the one that wants a gradient: several of them can be tensors.
+    may_return_plain: bool = True
     #: Plans in use, by mask: a replaced rule that has one was applied.
     plans: dict[int, CallPlan] = field(default_factory=dict, init=False, repr=False)
     #: Plans made so far, by mask.
@@ -209,6 +215,7 @@ class Rule:
         covered = {name for formula in self.formulas for name in formula.covers}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
         self.may_alias = self.signature.may_alias
+        self.may_return_plain = self.may_alias and len({*self.signature.names} - self.signature.constant) > 1
         self.positions = tuple(i for i, _ in self.inputs)
         self.uncovered = tuple(
             (i, n) for i, n in enumerate(self.signature.names) if n not in covered and n not in self.signature.constant
@@ -282,7 +289,14 @@ class Rule:
             parts.append(self.expression(name))
         source = f"lambda bound, result, extra: ({', '.join(parts)},)"
         return eval(
-            source, {"__name__": __name__, "_meta": _meta, "_kind": _kind, "_site": partial(site_for_rule, self.name)}
+            source,
+            {
+                "__name__": __name__,
+                "_meta": _meta,
+                "_kind": _kind,
+                "_frozen": frozen,
+                "_site": partial(site_for_rule, self.name),
+            },
         )
 
     def expression(self, name: str) -> str:
@@ -302,6 +316,8 @@ class Rule:
         base, _, suffix = name.rpartition("_")
         if suffix == KIND and base in names:
             return f"_kind({self.expression(base)})"
+        if suffix == FROZEN and base in names:
+            return f"_frozen({self.expression(base)})"
         if suffix in META and (base in names or base == "result" or base in outputs):
             return f"_meta({self.expression(base)}, {suffix!r})"
         if self.forward is not None or (self.composed is not None and name == BODY):
@@ -309,5 +325,5 @@ class Rule:
         raise RuleError(
             f"the rule for {self.name} asks for '{name}', which {self.name}({', '.join(names)}) does not have. A rule may name "
             f"grad, needs, default, site, result, {'the results ' + ', '.join(outputs) + ', ' if outputs else ''}the op's arguments, or an "
-            f"argument followed by {', '.join('_' + m for m in META)}; a by-product of the forward needs forward=."
+            f"argument followed by {', '.join('_' + m for m in (*META, FROZEN))}; a by-product of the forward needs forward=."
         )

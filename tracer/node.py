@@ -36,7 +36,6 @@ class Extras:
         "metadata",
         "output_hooks",
         "output_kinds",
-        "outputs",
         "packed",
         "post_hooks",
         "prehooks",
@@ -54,8 +53,6 @@ class Extras:
         self.accumulate_hooks: OrderedDict[int, Callable[[torch.Tensor], None]] | None = None
         #: The tensor whose ``.grad`` backward is to fill though it is not a leaf.
         self.retain: weakref.ref[torch.Tensor] | None = None
-        #: The Output nodes of a call with several differentiable results.
-        self.outputs: list[weakref.ref[Output] | None] | None = None
         #: By position among several results: the hooks on that result, which outlive its tensor, and its shape and dtype, where asked for.
         self.output_hooks: dict[int, OrderedDict[int, Hook]] | None = None
         self.output_kinds: dict[int, tuple[torch.Size, torch.dtype]] | None = None
@@ -81,6 +78,7 @@ class Node:
         "__weakref__",
         "dtype",
         "extras",
+        "outputs",
         "parents",
         "place",
         "saved",
@@ -103,6 +101,8 @@ class Node:
         self.saved: tuple[Any, ...] | None = ()
         self.saved_versions: Versions = ()
         self.extras: Extras | None = None
+        #: The Output nodes of a call with several differentiable results; None for a call with one.
+        self.outputs: list[weakref.ref[Output] | None] | None = None
         #: Where the call was made, if a graph with sites was open: op, paths of the module, code and instruction, which ``site`` is
         #: made of, and the numbers of its parents. A tuple of what the garbage collector need not look at, for there are many.
         self.place: tuple[Any, ...] | None = None
@@ -140,11 +140,6 @@ class Node:
         """Whether saved-tensor hooks have packed what is saved."""
         return self.extras is not None and self.extras.packed
 
-    @property
-    def outputs(self) -> list[weakref.ref[Output] | None] | None:
-        """The Output nodes of a call with several differentiable results; None for a call with one."""
-        return None if self.extras is None else self.extras.outputs
-
     def set_results(self, results: Sequence[Any], positions: Sequence[int], *, several: bool = False) -> None:
         """Say which of the ``results`` of this call, given by ``positions``, a gradient can come for.
 
@@ -155,7 +150,7 @@ class Node:
             only = results[positions[0]]
             self.shape, self.dtype = only.shape, only.dtype
         else:
-            self.extra().outputs = [None] * len(results)
+            self.outputs = [None] * len(results)
 
     def of_result(self, index: int, result: torch.Tensor) -> Node:
         """The node of result ``index``: this one, or its ``Output``, made anew when nobody holds it any more."""
@@ -169,11 +164,11 @@ class Node:
         return node
 
     def _new_output(self, index: int, shape: torch.Size, dtype: torch.dtype) -> Output:
-        extras = self.extra()
-        assert extras.outputs is not None
+        assert self.outputs is not None
         node = Output(self, index, shape, dtype)
-        extras.outputs[index] = weakref.ref(node)
-        if extras.output_hooks is not None and index in extras.output_hooks:
+        self.outputs[index] = weakref.ref(node)
+        extras = self.extras
+        if extras is not None and extras.output_hooks is not None and index in extras.output_hooks:
             node.extra().hooks = extras.output_hooks[index]
         return node
 
@@ -184,7 +179,7 @@ class Node:
             return self
         reference = outputs[index]
         node = None if reference is None else reference()
-        kinds = self.extra().output_kinds
+        kinds = None if self.extras is None else self.extras.output_kinds
         if node is None and kinds is not None and index in kinds:
             node = self._new_output(index, *kinds[index])
         return node
@@ -253,6 +248,7 @@ class CallNode(Node):
         self.saved = saved
         self.saved_versions = saved_versions
         self.extras = None
+        self.outputs = None
         self.place = None
         self.values = None
         self.serial = next_serial()
@@ -286,7 +282,17 @@ class Output(Node):
     __slots__ = ("index",)
 
     def __init__(self, node: Node, index: int, shape: torch.Size, dtype: torch.dtype) -> None:
-        super().__init__((node,), shape, dtype)
+        # Written out, as in a call's node: a call with a list of results makes many.
+        self.parents = (node,)
+        self.shape = shape
+        self.dtype = dtype
+        self.saved = ()
+        self.saved_versions = ()
+        self.extras = None
+        self.outputs = None
+        self.place = None
+        self.values = None
+        self.serial = next_serial()
         self.index = index
 
     @property

@@ -44,6 +44,20 @@ def _unintercepted(name: str) -> Any:
     return property(get, doc=f"``torch.Tensor.{name}``.")
 
 
+def _unintercepted_method(name: str) -> Any:
+    """The method ``name`` of a tensor, called past interception, as ``_unintercepted`` reads attributes."""
+    ask: Callable[..., Any] = getattr(torch.Tensor, name)
+
+    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if count_modes():
+            return ask(self, *args, **kwargs)
+        with DisableTorchFunctionSubclass():
+            return ask(self, *args, **kwargs)
+
+    method.__name__, method.__doc__ = name, f"``torch.Tensor.{name}``."
+    return method
+
+
 class Tensor(torch.Tensor):
     """A tensor whose calls are recorded and whose gradients come from the rules in ``ops_registry``.
 
@@ -59,6 +73,12 @@ class Tensor(torch.Tensor):
     dtype = _unintercepted("dtype")
     ndim = _unintercepted("ndim")
     shape = _unintercepted("shape")
+    dim = _unintercepted_method("dim")
+    is_contiguous = _unintercepted_method("is_contiguous")
+    numel = _unintercepted_method("numel")
+    size = _unintercepted_method("size")
+    stride = _unintercepted_method("stride")
+    __len__ = _unintercepted_method("__len__")
 
     # ------------------------------------------------------------------ what autograd adds to a tensor
     @property

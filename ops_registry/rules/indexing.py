@@ -1,7 +1,6 @@
 """Reading and writing part of a tensor: ``x[...]``, ``select``, ``narrow``, ``slice``, their ``*_scatter`` twins, ``index_*``."""
 
 import math
-import operator
 
 import torch
 from torch.overrides import handle_torch_function, has_torch_function_unary
@@ -11,8 +10,8 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
 from ops_registry.rules.gather_scatter import scatter_reduce
 from ops_registry.shared.conjugate import scaled
+from ops_registry.shared.indices import frozen
 from ops_registry.shared.picking import add_slices
-from ops_registry.torch_private import is_batched
 
 # Reading y = x[index] is linear. Its transpose puts the gradient back where it was read and adds where one element was
 # read twice: ``placed``. Writing x[index] = v passes the rest of x on: ``cleared``. Both are ops of their own, with
@@ -84,42 +83,9 @@ def _dims_taken(item):
     return item.dim() if isinstance(item, torch.Tensor) and item.dtype is torch.bool else 1
 
 
-def frozen(index):
-    """``index`` as it reads now, whatever happens afterwards to the lists, arrays and counters in it."""
-    if isinstance(index, list) and len(index) < 32 and any(_makes_tuple(i) for i in index):
-        index = tuple(index)  # as torch reads it
-    if isinstance(index, tuple):
-        return tuple([_frozen_item(i) for i in index])
-    return _frozen_item(index)
-
-
-def _makes_tuple(item):
-    return item is None or item is Ellipsis or isinstance(item, slice | torch.Tensor) or hasattr(item, "__len__")
-
-
-def _frozen_item(item):
-    if item is None or item is Ellipsis or isinstance(item, int):
-        return item
-    if isinstance(item, slice):
-        return slice(*[b if b is None else operator.index(b) for b in (item.start, item.stop, item.step)])
-    if isinstance(item, torch.Tensor):
-        if item.dtype is torch.uint8:
-            return item.bool()  # the old kind of mask
-        # Inside torch.vmap it stands for an index each.
-        return int(item) if item.dim() == 0 and item.dtype is not torch.bool and not is_batched(item) else item
-    if hasattr(item, "__len__"):
-        made = torch.tensor(item)
-        return _frozen_item(made if made.numel() else made.long())
-    return operator.index(item)
-
-
-def _read(input, idx):
-    return input[idx], {"index": frozen(idx)}
-
-
-@backward(torch.Tensor.__getitem__, forward=_read, linear=True)
-def getitem(grad, input_shape, index):
-    return placed(grad, input_shape, index)
+@backward(torch.Tensor.__getitem__, linear=True)
+def getitem(grad, input_shape, idx_frozen):
+    return placed(grad, input_shape, idx_frozen)
 
 
 def _write(input, k, v):

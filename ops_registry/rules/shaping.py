@@ -30,13 +30,16 @@ def reshape(grad, input_shape):
 no_gradient(torch.ops.aten.view.dtype, torch.ops.aten.view_copy.dtype)
 
 
+_AS_DTYPE, _AS_SHAPE = torch.ops.aten.view.dtype, torch.ops.aten.view.default
+
+
 def _reads_bits(size, dtype):
     return isinstance(size if dtype is None else dtype, torch.dtype)
 
 
 @overloaded(torch.Tensor.view)
 def view(input, size=None, *more, dtype=None):
-    return torch.ops.aten.view.dtype if _reads_bits(size, dtype) else torch.ops.aten.view.default
+    return _AS_DTYPE if _reads_bits(size, dtype) else _AS_SHAPE
 
 
 @overloaded(torch.view_copy)

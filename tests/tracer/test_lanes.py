@@ -194,6 +194,13 @@ def test_the_general_lanes_are_really_taken(monkeypatch: pytest.MonkeyPatch) -> 
         torch.autograd.grad((x * x).sum(), x, create_graph=create_graph)
         return list(taken)
 
+    def several() -> list[str]:
+        taken.clear()
+        first, _ = tracer.tensor([1.0, 2.0], requires_grad=True)[None].chunk(2, 1)
+        first.sum().backward()
+        return list(taken)
+
     assert run() == aimed(False) == aimed(True) == ["leaf"]
+    assert several() == ["chunk", "leaf"]  # one of its results, not the call itself
     with general_lanes():
         assert run() == aimed(False) == aimed(True) == ["sum", "mul", "leaf"]

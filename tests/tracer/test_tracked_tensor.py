@@ -250,3 +250,23 @@ def test_a_mode_sees_who_asks_for_an_attribute(name: str) -> None:
     (double,) = mode.made
     double.sum().backward()
     assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [len, torch.Tensor.dim, lambda x: x.size(), lambda x: x.size(-1), lambda x: x.size(dim=0), lambda x: x.stride(0)],
+)
+def test_what_is_asked_past_interception_is_seen_by_modes_and_answered_as_in_torch(ask: Any) -> None:
+    seen: list[Any] = []
+
+    class Watching(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    plain = torch.zeros(2, 3).t()
+    x = tracer.track(plain)
+    assert ask(x) == ask(plain)
+    with Watching():
+        assert ask(x) == ask(plain)
+    assert seen

@@ -177,13 +177,13 @@ def _go_on(limits: list[Node], level: Level) -> list[Node]:
             ended.setdefault(theirs, []).append(position)
     for theirs, positions in ended.items():
         again = VmapNode(theirs, [limits[i] for i in positions], [0] * len(positions))
-        again.extra().outputs = [None] * len(positions)
+        again.outputs = [None] * len(positions)
         enter(again)
         for index, position in enumerate(positions):
             limit = limits[position]
             assert limit.shape is not None and limit.dtype is not None
             output = Output(again, index, torch.Size((level.batch_size, *limit.shape)), limit.dtype)
-            again.extra().outputs[index] = weakref.ref(output)  # type: ignore[index]
+            again.outputs[index] = weakref.ref(output)
             parents[position] = output
     return parents
 

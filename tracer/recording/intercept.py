@@ -20,12 +20,14 @@ from tracer.notes.cuts import asked, note_unrecorded
 from tracer.recording.call import NO_KEYWORDS, decompose, record, record_with_native, run_unrecorded, save_and_mark
 from tracer.recording.composed import record_composed
 from tracer.recording.inplace import record_in_place
+from tracer.recording.levels import levels
 from tracer.recording.nested import refuse_nested
 from tracer.recording.observed import run_observed
 from tracer.recording.parents import DIFFERENTIABLE, check_uncovered, find_parents
-from tracer.recording.results import mark_constant
+from tracer.recording.results import came_in, mark, mark_constant
 from tracer.recording.saved import NUMBERS, save
 from tracer.recording.subclasses import is_foreign, meet
+from tracer.recording.views import note_view
 from tracer.recording.without_rule import call_without_rule
 from tracer.tracked_tensor import Tensor
 
@@ -98,7 +100,11 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                         if asked.graphs:
                             note_unrecorded(rule.name, args)
                         return mark_constant(result, args, NO_KEYWORDS)
-                    if type(result) is not _PLAIN or rule.may_alias or result.dtype not in DIFFERENTIABLE:
+                    if (
+                        type(result) is not _PLAIN
+                        or result.dtype not in DIFFERENTIABLE
+                        or (rule.may_return_plain and came_in(result, bound, NO_KEYWORDS))
+                    ):
                         return save_and_mark(rule, mask, parents, bound, result, NO_KEYWORDS)
                     # 4 save
                     plan = rule.plans.get(mask) or rule.plan(mask)
@@ -113,6 +119,12 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                     if current.graph is not None:
                         current.graph.note(node, result, bound)
                     # 5 mark
+                    if rule.may_alias:
+                        base = result._base
+                        if base is not None:
+                            note_view(result, base, bound[0])
+                        elif levels.open:
+                            return mark(result, node, bound[0])
                     result.__class__ = Tensor
                     result._node = node  # type: ignore[attr-defined]
                     return result

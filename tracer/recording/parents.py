@@ -27,6 +27,7 @@ DIFFERENTIABLE = frozenset(
 )
 
 _PLAIN = torch.Tensor
+_LISTS = (tuple, list)
 
 #: A node of torch's own autograd, named after its op; a custom Function's has no number.
 _NATIVE = re.compile(r"(\w+)Backward\d+")
@@ -68,12 +69,18 @@ def find_parents(rule: Rule, bound: tuple[Any, ...]) -> tuple[int, tuple[Any, ..
 def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
     """Raise ``UnsupportedCallError`` where a gradient is wanted in an argument for which the rule has no formula: it would be lost."""
     for position, name in rule.uncovered:
-        value = bound[position]
-        if isinstance(value, _PLAIN | tuple | list) and nodes_in(value):
+        if _wants_gradient(bound[position]):
             raise UnsupportedCallError(
                 f"{rule.name}: its rule gives no gradient for '{name}', which requires grad here and would lose it. Detach it, or cover it "
                 f"with a formula: @ops_registry.backward(..., wrt='{name}')."
             )
+
+
+def _wants_gradient(nest: Any) -> bool:
+    """Whether a tensor in a nest of tuples and lists requires grad, be it native."""
+    if isinstance(nest, _LISTS):
+        return any(map(_wants_gradient, nest))
+    return nest._node is not None if type(nest) is Tensor else isinstance(nest, _PLAIN) and nest.requires_grad
 
 
 def node_of(tensor: torch.Tensor) -> Node:

@@ -10,10 +10,13 @@ from ops_registry.torch_private import is_batched
 from tracer.node import Node
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE
+from tracer.recording.saved import NUMBERS
 from tracer.recording.views import note_view, note_view_in_level
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _PLAIN = torch.Tensor
+_LISTS = (tuple, list)
+_NEVER_PLAIN = NUMBERS | {Tensor}
 
 
 def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> tuple[list[Any], list[int]]:
@@ -22,11 +25,13 @@ def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
     A result that came in as an argument (``contiguous()`` of a contiguous tensor) keeps its history; integers and bools stay plain.
     """
     listed = list(result) if isinstance(result, tuple | list) and type(result) is not torch.Size else [result]
-    fresh = [
-        i
-        for i, item in enumerate(listed)
-        if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not came_in(item, arguments, keywords)
-    ]
+    # A plain result is none of the numbers and tracked tensors among the arguments.
+    others = tuple([value for value in arguments if type(value) not in _NEVER_PLAIN])
+    asked = bool(others or keywords)
+    fresh = []
+    for i, item in enumerate(listed):
+        if type(item) is _PLAIN and item.dtype in DIFFERENTIABLE and not (asked and came_in(item, others, keywords)):
+            fresh.append(i)
     return listed, fresh
 
 
@@ -35,8 +40,9 @@ def mark(tensor: torch.Tensor, node: Node | None, source: Any, *, several: bool 
 
     ``source`` is the first argument of the call, which a view was made from; ``several``: the call returned more than one tensor.
     """
-    if tensor._base is not None:
-        note_view(tensor, source, several)
+    base = tensor._base
+    if base is not None:
+        note_view(tensor, base, source, several)
     elif levels.open and is_batched(tensor):
         note_view_in_level(tensor, source, several)
     return become_tracked(tensor, node)
@@ -62,6 +68,10 @@ def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
 def came_in(result: torch.Tensor, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> bool:
     """Whether a result is one of the arguments, or stands in a list among them."""
     for value in (*arguments, *keywords.values()) if keywords else arguments:
-        if value is result or (isinstance(value, tuple | list) and any(v is result for v in value)):
+        if value is result:
             return True
+        if isinstance(value, _LISTS):
+            for item in value:
+                if item is result:
+                    return True
     return False

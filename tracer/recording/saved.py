@@ -24,6 +24,8 @@ _PLAIN = torch.Tensor
 
 #: Types of arguments that are neither a tensor nor could hold one.
 NUMBERS = frozenset({float, int, bool, complex, type(None)})
+#: Those in an index that is saved as it reads at the call: its slices hold numbers alone.
+_FIXED = NUMBERS | {slice, type(Ellipsis)}
 
 
 #: What one call saves: the values in the order of ``CallPlan.saved_names``; the tensors among them, each with its version; and whether
@@ -60,7 +62,7 @@ def save(plan: CallPlan, bound: tuple[Any, ...], result: Any, by_products: dict[
                 return values, ((alias, value._version),), False
             except RuntimeError:
                 raise inference_error(plan.rule.name, value) from None
-        if kind in NUMBERS:
+        if kind in NUMBERS or (kind is tuple and _FIXED.issuperset(map(type, value))):
             return values, (), False
     saved = _aliased(plan, values)
     return saved if hooks is None else pack_saved(saved, hooks)

@@ -61,13 +61,14 @@ def _stale() -> Exception:
     )
 
 
-def note_view(view: torch.Tensor, source: Any, several: bool = False) -> None:
-    """Remember, on the tensor whose memory it shares, that ``view`` exists; it was made from ``source``.
+def note_view(view: torch.Tensor, base: Any, source: Any, several: bool = False) -> None:
+    """Remember, on ``base``, whose memory it shares, that ``view`` exists; it was made from ``source``.
 
     ``several``: by a call that returned several. torch forbids to write into such views, and into views of them.
     """
-    views = views_of(base_of(view))
-    if len(views) >= 8 and len(views) & (len(views) - 1) == 0:
+    views = views_of(base)
+    count = len(views)
+    if count >= 8 and not count & (count - 1):
         views[:] = [v for v in views if v() is not None]  # at 8, 16, 32 …: at constant cost on average
     views.append(weakref.ref(view))
     ban = WriteBan.ONE_OF_SEVERAL if several else None if torch.is_grad_enabled() else WriteBan.MADE_UNDER_NO_GRAD
@@ -86,8 +87,8 @@ def note_view_in_level(view: Any, source: Any, several: bool) -> None:
     """``note_view`` for a view inside a level of ``torch.vmap``, where torch itself does not say what is a view."""
     if isinstance(source, torch.Tensor) and shares_memory(view, source):
         base = base_of(source)
-        view._base_in_level = source if base is None else base
-        note_view(view, source, several)
+        base = view._base_in_level = source if base is None else base
+        note_view(view, base, source, several)
 
 
 def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
