@@ -32,6 +32,7 @@ FLOORS = {
         ("__init__",),
         ("checks",),
         ("reports",),
+        ("compiled",),
         ("install",),
         ("func",),
         ("backprop",),
