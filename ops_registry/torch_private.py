@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ import torch.fx.experimental.proxy_tensor
 import torch.nested._internal.nested_tensor
 import torch.utils._device
 import torch.utils._pytree
+import torch.utils._python_dispatch
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).
@@ -364,3 +366,25 @@ UNKNOWN_TO_FAKE: Any = (
 def inductor() -> Any:
     """torch's compiler of ATen graphs, ``torch._inductor``; loading it takes seconds, so it is loaded when it is wanted."""
     return importlib.import_module("torch._inductor")
+
+
+def rename_node(node: torch.fx.Node, name: str) -> None:
+    """Give a node of an fx graph another name, with a number where it is taken."""
+    node._rename(name)
+
+
+#: Sees every call below autograd and functionalisation, on tensors that are then those of the graph.
+TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
+
+
+@contextmanager
+def vendor_kernels_off() -> Iterator[None]:
+    """torch's own kernels in place of those of oneDNN and cuDNN. The public ``torch.backends.mkldnn.flags`` warns of Intel GPUs."""
+    onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(onednn)
+        torch._C._set_cudnn_enabled(cudnn)

@@ -13,14 +13,17 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode
+from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.nests import Rebuild, flatten
+from tracer.compiled.origins import Origins, name_nodes
+from tracer.compiled.random_numbers import random_numbers
 from tracer.compiled.refusals import refusing
+from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified
 from tracer.compiled.standing_in import Original, standing_in
 from tracer.errors import CaptureError
-from tracer.graph import current
+from tracer.graph import Graph
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
@@ -89,7 +92,7 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
-            with refusing() as watch:
+            with refusing() as watch, random_numbers(), Respelled(), Origins():
                 value = call()
             run.looks_at_grad = watch.looked_at_grad
             with DisableTorchFunctionSubclass():
@@ -100,13 +103,15 @@ def capture_step(
     fake = _fake_mode()
     with DisableTorchFunctionSubclass():
         examples = [fake.from_tensor(_bare(tensor)) for tensor in (*tensors, *(grad for _, grad in given))]
-    graph_around, current.graph = current.graph, None  # the calls of a capture are no calls of the user's
-    try:
+    # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
+    # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
+    with Graph(sites=True), vendor_kernels_off():
         graph = make_fx(functionalised(joint, written), tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
-    finally:
-        current.graph = graph_around
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
+    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
+    name_nodes(graph.graph, [all_names[i] for i in used])
+    graph.recompile()
     return Captured(
         graph,
         used,

@@ -14,7 +14,10 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry.sites import is_users
 from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
-from tracer.errors import CaptureError
+from tracer.backprop.api import backward, grad
+from tracer.errors import CaptureError, UnsupportedError
+from tracer.naming import qualified
+from tracer.node import tensors_in
 from tracer.tracked_tensor import Tensor
 
 #: torch hands out memory here that nobody has written while a step is captured.
@@ -24,6 +27,15 @@ _MEMORY = frozenset(
 #: A tensor as text.
 _TEXT = frozenset({"__repr__", "__format__"})
 _OURS = frozenset({"tracer", "ops_registry"})
+
+#: What starts a backward pass, as a tracked tensor answers it.
+_BACKWARD: dict[Any, Any] = {
+    torch.autograd.backward: backward,
+    torch.autograd.grad: grad,
+    torch.Tensor.backward: lambda tensor, gradient=None, **options: backward(tensor, gradient, **options),
+}
+
+_STRANGER = "its gradient would be lost. Pass it as an argument, make it a parameter of a module, or name its module (modules=[...])."
 
 _GRAD: Any = torch.Tensor.grad
 _GRAD_PROPERTY: Any = vars(Tensor)["grad"]
@@ -52,7 +64,17 @@ class Watch(TorchFunctionMode):
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
             self._note_grad(sys._getframe(1))
-        return func(*args, **(kwargs or {}))
+        kwargs = kwargs or {}
+        if func in _BACKWARD:  # a mode does not see what is called inside of what it sees, and hooks run there
+            with self:
+                return _BACKWARD[func](*args, **kwargs)
+        stranger = next(filter(_is_stranger, tensors_in((args, tuple(kwargs.values())))), None)
+        if stranger is not None:
+            raise CaptureError(
+                f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the step "
+                f"nor in a module that it is known to reach, {line_of(sys._getframe(1))}: {_STRANGER}"
+            )
+        return func(*args, **kwargs)
 
     def _refuse_memory(self, name: str, args: tuple[Any, ...], frame: FrameType) -> None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -73,6 +95,11 @@ class Watch(TorchFunctionMode):
 
 def _is_captured(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and is_functional(value)
+
+
+def _is_stranger(value: Any) -> bool:
+    """Whether it is a real tensor that wants a gradient: those of the step's inputs are captured ones meanwhile."""
+    return type(value) is Tensor and value._node is not None and not is_functional(value)
 
 
 def line_of(frame: FrameType | None) -> str:
@@ -117,6 +144,13 @@ def refusing() -> Iterator[Watch]:
         raise CaptureError(
             f"{error.func} gives a result whose shape depends on values, {_line_in(error.__traceback__)}: a graph has fixed shapes. Use a "
             f"mask (torch.where, multiplication by 0 and 1) in place of nonzero, unique, masked_select and boolean indices."
+        ) from error
+    except UnsupportedError as error:
+        if "make_fx" not in str(error):
+            raise
+        raise CaptureError(
+            f"a tracked tensor that is neither an argument of the step nor in a module that it is known to reach came into it, "
+            f"{_line_in(error.__traceback__)}: {_STRANGER}"
         ) from error
     except UNKNOWN_TO_FAKE as error:
         raise CaptureError(

@@ -29,7 +29,6 @@ def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.
             used.append(position)
         else:
             graph.erase_node(node)
-    module.recompile()
     return module, used
 
 

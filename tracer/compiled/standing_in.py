@@ -39,9 +39,9 @@ class Original:
         """Called when the other values are there: a leaf of either kind is a tracked leaf then, of their shape."""
         tensor = self.tensor
         if self.native:
-            become_tracked(tensor, Leaf(tensor, tensor.shape, tensor.dtype))
+            leaf = become_tracked(tensor, Leaf(tensor, tensor.shape, tensor.dtype))
             if issubclass(self.kind, torch.nn.Parameter):
-                mark_as_parameter(tensor)
+                mark_as_parameter(leaf)
             if self.hooks or self.accumulate_hooks:
                 extras = tensor._node.extra()  # type: ignore[attr-defined]
                 extras.hooks = extras.hooks if self.hooks is None else self.hooks
@@ -55,7 +55,7 @@ class Original:
         """Called when its own values are there again."""
         if self.node is not None:
             self.node.shape, self.node.dtype = self.kind_of_node
-        self.tensor.__class__ = self.kind  # type: ignore[assignment]
+        self.tensor.__class__ = self.kind
         self.tensor.__dict__.clear()
         self.tensor.__dict__.update(self.attributes)
 
