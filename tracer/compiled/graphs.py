@@ -111,7 +111,8 @@ def make_graph(
     try:
         captured, strangers = _capture(call, tensors, names)
         _refuse_homeless(captured, reached, tensors)
-        refuse_shared_memory(captured, [*tensors, *strangers], names)
+        offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+        refuse_shared_memory(captured, offered, names)
         changed = reached.changes()
         if changed:
             raise CaptureError(
@@ -121,7 +122,6 @@ def make_graph(
     finally:
         reached.put_back()
     built = time.perf_counter()
-    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
     with DisableTorchFunctionSubclass():
         examples = [plain_alias(offered[i]) for i in captured.used]
     run = build(backend, captured.graph, examples)
@@ -191,5 +191,11 @@ def refuse_shared_memory(captured: Captured, offered: Sequence[torch.Tensor], na
         ]
         if others:
             raise CaptureError(
-                f"the step writes into {names[position]}, which shares its memory with {names[others[0]]}. Give it a copy (x.clone())."
+                f"the step writes into {name_at(names, position)}, which shares its memory with {name_at(names, others[0])}. Give it a copy "
+                f"(x.clone())."
             )
+
+
+def name_at(names: Sequence[str], position: int) -> str:
+    """The name of an input; of those behind the named ones it is not known what they are called."""
+    return names[position] if position < len(names) else "a tensor from elsewhere, or a gradient"
