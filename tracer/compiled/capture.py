@@ -113,7 +113,6 @@ def capture_step(
     with Graph(sites=True), vendor_kernels_off():
         graph = make_fx(functionalised(joint, written), tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     strangers = _strangers(graph)
-    if __import__("os").environ.get("DBG"): graph.print_readable()
     graph, used = simplified(graph, [at for _, at in run.grads])
     all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     name_nodes(graph.graph, [all_names[i] for i in used])

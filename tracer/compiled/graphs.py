@@ -191,8 +191,8 @@ def refuse_shared_memory(captured: Captured, offered: Sequence[torch.Tensor], na
         ]
         if others:
             raise CaptureError(
-                f"the step writes into {name_at(names, position)}, which shares its memory with {name_at(names, others[0])}. Give it a copy "
-                f"(x.clone())."
+                f"the step writes into {name_at(names, position)}, which shares its memory with {name_at(names, others[0])}. Give it a "
+                f"copy (x.clone())."
             )
 
 

@@ -19,6 +19,7 @@ from tracer.backprop.api import backward, grad
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
 from tracer.node import tensors_in
+from tracer.recording.levels import physical
 from tracer.tracked_tensor import Tensor
 
 #: torch hands out memory here that nobody has written while a step is captured.
@@ -95,12 +96,12 @@ class Watch(TorchFunctionMode):
 
 
 def _is_captured(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and is_functional(value)
+    return isinstance(value, torch.Tensor) and is_functional(physical(value))
 
 
 def _is_stranger(value: Any) -> bool:
     """Whether it is a real tensor that wants a gradient: those of the step's inputs are captured ones meanwhile."""
-    return type(value) is Tensor and value._node is not None and not is_functional(value)
+    return type(value) is Tensor and value._node is not None and not is_functional(physical(value))
 
 
 def line_of(frame: FrameType | None) -> str:
