@@ -36,7 +36,11 @@ class StepGraph:
     applied: tuple[set[str], ...]
     capture_seconds: float
     build_seconds: float
+    #: Whether it draws random numbers.
+    draws: bool
     calls: int = 0
+    #: What it was made for, by name.
+    key: list[tuple[str, Any]] = field(default_factory=list)
     #: What was not as in the graph before, in words.
     differed: list[str] = field(default_factory=list)
 
@@ -125,7 +129,11 @@ def make_graph(
     with DisableTorchFunctionSubclass():
         examples = [plain_alias(offered[i]) for i in captured.used]
     run = build(backend, captured.graph, examples)
-    return StepGraph(captured, run, names, strangers, rules_applied(), built - started, time.perf_counter() - built)
+    draws = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
+    )
+    seconds = built - started, time.perf_counter() - built
+    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws)
 
 
 def _capture(

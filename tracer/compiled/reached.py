@@ -81,8 +81,10 @@ def _told(fact: Any) -> str:
 class Reached:
     """What a step reached when it was walked. ``unchanged()`` says whether a walk would find the same again."""
 
-    def __init__(self, step: Callable[..., Any], modules: Iterable[torch.nn.Module] = ()) -> None:
-        self._step = step
+    def __init__(
+        self, step: Callable[..., Any], modules: Iterable[torch.nn.Module] = (), roots: Iterable[Any] = ()
+    ) -> None:
+        self._walked = step, tuple(modules), tuple(roots)
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
@@ -100,8 +102,11 @@ class Reached:
         self._named: list[tuple[dict[str, Any], tuple[str, ...]]] = []
         self._cells: list[types.CellType] = []
         self._nodes: list[Leaf] = []
-        for module in modules:
+        _, given, arguments = self._walked
+        for module in given:
             self._visit(module, type(module).__name__)
+        for argument in arguments:
+            self._visit(argument, f"argument {getattr(argument, '__name__', type(argument).__name__)}")
         self._visit(step, getattr(step, "__name__", "step"))
         self._visit_objects()
         self.places = {id(tensor): position for position, tensor in enumerate(self.tensors)}
@@ -139,7 +144,7 @@ class Reached:
         """What is not as it was at the walk, in words; empty where all is."""
         if self.unchanged():
             return ""
-        again = Reached(self._step, self.modules)
+        again = Reached(*self._walked)
         differ = differences(self.facts, again.facts)
         return differ[0] if differ else ""
 
