@@ -111,6 +111,11 @@ def make_graph(
     """
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
+    if reached.arrays:
+        raise CaptureError(
+            f"{reached.arrays[0]}, a NumPy array, is closed over by the step: what is made of it would stay as it is now. Make it a tensor "
+            f"(torch.as_tensor) outside of the step, or pass it as one."
+        )
     started = time.perf_counter()
     try:
         captured, strangers = _capture(call, tensors, names)

@@ -27,17 +27,11 @@ class _Stream:
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
         self.before = generator.get_state()
-        self.seed_before = generator.initial_seed()
+        generator.manual_seed(_FIRST)
         self.draws: list[tuple[Any, Any]] = []
 
     def draw(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        seed = self.generator.initial_seed()
-        at = 0 if seed == self.seed_before else seed - _FIRST
-        if not 0 <= at <= len(self.draws):
-            raise CaptureError(
-                f"the step seeds the random numbers itself, {line_of(sys._getframe(2))}: a graph draws from torch's generator as it is at "
-                f"each call. Seed it before the call."
-            )
+        at = self.position(line_of(sys._getframe(2)))
         if at == len(self.draws):
             self.draws.append((func, func(*args, **kwargs)))
         drawn_by, result = self.draws[at]
@@ -49,7 +43,18 @@ class _Stream:
         self.generator.manual_seed(_FIRST + at + 1)
         return result
 
+    def position(self, line: str) -> int:
+        """How many draws the state stands for. Raises ``CaptureError`` where the step has seeded it."""
+        at = self.generator.initial_seed() - _FIRST
+        if not 0 <= at <= len(self.draws):
+            raise CaptureError(
+                f"the step seeds the random numbers itself, {line}: a graph draws from torch's generator as it is at each call. Seed it "
+                f"before the call."
+            )
+        return at
+
     def restore(self) -> None:
+        """As it was before the capture."""
         self.generator.set_state(self.before)
 
 
@@ -92,11 +97,12 @@ def _generator_of(device: torch.device) -> torch.Generator:
 def random_numbers() -> Iterator[None]:
     """The random state at the end is that of the start."""
     mode = RandomNumbers()
-    before = torch.default_generator.get_state()
+    mode.streams[torch.device("cpu")] = _Stream(torch.default_generator)
     try:
         with mode:
             yield
+        for stream in mode.streams.values():
+            stream.position("at an unknown line")
     finally:
         for stream in mode.streams.values():
             stream.restore()
-        torch.default_generator.set_state(before)

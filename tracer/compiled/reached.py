@@ -90,6 +90,8 @@ class Reached:
         self.names: list[str] = []
         #: Those that stand in a module, by id.
         self.in_modules: set[int] = set()
+        #: NumPy arrays outside of modules: what is made of one is fixed, and nothing tells when it is written.
+        self.arrays: list[str] = []
         self.modules: list[torch.nn.Module] = []
         #: Each plain value by its name; two walks that find the same facts have found the same step.
         self.facts: list[tuple[str, Any]] = []
@@ -179,6 +181,10 @@ class Reached:
         self._seen[id(value)] = len(self._seen), value
         if isinstance(value, torch.Tensor):
             self._visit_tensor(value, name, module)
+        elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+            self.facts.append((name, ("array", value.shape, value.tobytes())))
+            if not module:
+                self.arrays.append(name)
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value, name)
         elif isinstance(value, dict):
