@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -73,7 +74,7 @@ def key_of_thread() -> tuple[Any, ...]:
     )
 
 
-def key_of_arguments(leaves: list[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:
+def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:
     """Structure and leaves: tensors by what is known without values and by which others share their memory, the rest by value.
 
     ``places``: by id, the positions of the tensors that the step reaches, which may be given as arguments too.

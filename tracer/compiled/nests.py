@@ -7,6 +7,8 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import torch
+
 from ops_registry.torch_private import tree_flatten, tree_unflatten
 
 Rebuild = Callable[[Sequence[Any]], Any]
@@ -14,6 +16,8 @@ Rebuild = Callable[[Sequence[Any]], Any]
 
 def flatten(value: Any) -> tuple[list[Any], Rebuild]:
     """The leaves of a nest, and what makes the nest again of others."""
+    if isinstance(value, torch.Tensor):
+        return [value], _only
     leaves, spec = tree_flatten(value)
     if not any(map(_is_record, leaves)):
         return leaves, lambda others: tree_unflatten(others, spec)
