@@ -6,7 +6,7 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal
 
@@ -176,6 +176,22 @@ def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | 
     return None
 
 
+def rules_in_force() -> tuple[Any, ...]:
+    """What the ``use`` blocks of this thread put in force, the innermost first: equal where they say the same by the same functions."""
+    return tuple([block.says() for block in _blocks()])
+
+
+def rules_applied() -> tuple[set[str], ...]:
+    """For each ``use`` block of this thread, the innermost first: the ops of which a call has taken its rule."""
+    return tuple([block.applied() for block in _blocks()])
+
+
+def note_applied(applied: Sequence[set[str]]) -> None:
+    """A graph runs that was captured under blocks that say the same, and took these rules then."""
+    for block, ops in zip(_blocks(), applied, strict=True):
+        block.replayed |= ops
+
+
 def blocks_began() -> int:
     """The number in torch's own autograd at which the first block of this thread began."""
     return min((block.began for block in _blocks()), default=0)
@@ -335,6 +351,16 @@ class _Block(Layer):
         self._made: dict[int, tuple[str, Rule, Rule]] = {}
         #: Plans of blocks inside this one, by id: a rule of this block may be what theirs leave in place, or call ``default``.
         self._inner_plans: dict[int, CallPlan] = {}
+        #: Ops whose rule was taken when a graph was captured that has run in the block since.
+        self.replayed: set[str] = set()
+
+    def says(self) -> tuple[Any, ...]:
+        """Which rules hold where; functions stand for themselves."""
+        rules = [
+            (name, tuple(r.formulas.items()) if isinstance(r.formulas, Mapping) else r.formulas)
+            for name, r in self._replacements.items()
+        ]
+        return tuple(rules), None if self._scope is None else self._scope.where
 
     def __missing__(self, key: Callable[..., Any]) -> Spelling:
         if key in self._new:
@@ -414,6 +440,7 @@ class _Block(Layer):
         for _, _, rule in self._made.values():
             rule.plans.clear()
         self._inner_plans.clear()
+        self.replayed.clear()
         return applied
 
     def end(self) -> set[str]:
@@ -428,7 +455,8 @@ class _Block(Layer):
     def applied(self) -> set[str]:
         """The ops whose rule a recorded call has taken since the block began: the plans of a rule are filled by the calls that take it."""
         ran = {(plan.rule.name, id(formula.function)) for plan in self._plans() for formula in plan.formulas()}
-        return {r.name for r in self._replacements.values() for op, f in ran if f in r.functions and r.covers(op)}
+        took = {r.name for r in self._replacements.values() for op, f in ran if f in r.functions and r.covers(op)}
+        return took | self.replayed
 
     def taken_inside(self) -> set[str]:
         """The ops of which a block inside this one has taken calls."""

@@ -247,6 +247,11 @@ def site_for_rule(op: str) -> Site:
     return find_site(op, 2)
 
 
+def is_users(frame: FrameType) -> bool:
+    """Whether the code of a frame is the user's."""
+    return _whose_is(frame) == _USERS
+
+
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and glassgrad."""
     frame: FrameType | None = sys._getframe(1)

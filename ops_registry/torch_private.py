@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch._higher_order_ops
 import torch._library.custom_ops
+import torch._subclasses.fake_tensor
 import torch.autograd.forward_ad
 import torch.distributed
 import torch.fx.experimental.proxy_tensor
 import torch.nested._internal.nested_tensor
 import torch.utils._device
+import torch.utils._python_dispatch
 import torch.utils._pytree
 import torch.utils.checkpoint
 
@@ -334,3 +337,61 @@ def control_flow(name: str) -> Callable[..., Any] | None:
 
 #: The number that torch's own autograd gives the next node of this thread: which calls came before, and which after.
 next_sequence_number: Callable[[], int] = torch.autograd._get_sequence_nr
+
+# ---------------------------------------------------------------------- a step as a graph of ATen ops
+#: Functionalisation, switched on by hand. ``torch.func.functionalize`` puts an interpreter around it that loses ``_base`` of views, and
+#: refuses custom Functions. A wrapper's class is ``torch.Tensor``: class assignment, views and version counters work on it.
+to_functional: Callable[[torch.Tensor], torch.Tensor] = torch._to_functional_tensor
+from_functional: Callable[[torch.Tensor], torch.Tensor] = torch._from_functional_tensor
+is_functional: Callable[[torch.Tensor], bool] = torch._is_functional_tensor
+sync_functional: Callable[[torch.Tensor], None] = torch._sync
+enable_functionalization: Callable[..., None] = torch._enable_functionalization
+disable_functionalization: Callable[[], None] = torch._disable_functionalization
+#: Whether anything was written into a wrapper's values, or its shape or strides were changed in place, since it was made.
+values_were_written: Callable[[torch.Tensor], bool] = torch._functionalize_has_data_mutation
+metadata_was_written: Callable[[torch.Tensor], bool] = torch._functionalize_has_metadata_mutation
+
+#: Exchanges what two tensor objects stand for, so that every reference to either, wherever it is held, means the other's values. The public
+#: ``torch.utils.swap_tensors`` exchanges classes and attributes too, and refuses a tensor that a weak reference points to.
+swap_values: Callable[[torch.Tensor, torch.Tensor], None] = torch._C._swap_tensor_impl
+
+#: Whether tensors are still of the class, dtype, device, shape and strides that they were of, asked of all at once in C++; what
+#: torch.compile asks before it takes a compiled graph. From Python it would cost fifteen times as much.
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
+
+#: Tensors with shapes and no values. What is asked of them that they cannot answer: a value, a shape that depends on values, an op of which
+#: nobody has said what it returns.
+FakeTensorMode: Any = torch._subclasses.fake_tensor.FakeTensorMode
+NO_DATA_ERRORS: Any = torch._subclasses.fake_tensor.DataDependentOutputException
+NO_SHAPE_ERRORS: Any = torch._subclasses.fake_tensor.DynamicOutputShapeException
+UNKNOWN_TO_FAKE: Any = (
+    torch._subclasses.fake_tensor.UnsupportedFakeTensorException,
+    torch._subclasses.fake_tensor.UnsupportedOperatorException,
+)
+
+
+def inductor() -> Any:
+    """torch's compiler of ATen graphs, ``torch._inductor``; loading it takes seconds, so it is loaded when it is wanted."""
+    return importlib.import_module("torch._inductor")
+
+
+def rename_node(node: torch.fx.Node, name: str) -> None:
+    """Give a node of an fx graph another name, with a number where it is taken."""
+    node._rename(name)
+
+
+#: Sees every call below autograd and functionalisation, on tensors that are then those of the graph.
+TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
+
+
+@contextmanager
+def vendor_kernels_off() -> Iterator[None]:
+    """torch's own kernels in place of those of oneDNN and cuDNN. The public ``torch.backends.mkldnn.flags`` warns of Intel GPUs."""
+    onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(onednn)
+        torch._C._set_cudnn_enabled(cudnn)

@@ -34,6 +34,7 @@ FLOORS = {
         ("__init__",),
         ("checks",),
         ("reports",),
+        ("compiled",),
         ("install",),
         ("func",),
         ("backprop",),

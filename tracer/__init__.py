@@ -8,6 +8,8 @@ from tracer.backprop.api import backward, grad
 from tracer.backprop.replay import replay
 from tracer.errors import (
     AnomalyError,
+    CaptureError,
+    CompiledStepError,
     FreedGraphError,
     FunctionError,
     GradcheckError,
@@ -42,6 +44,7 @@ from tracer.tracked_tensor import Tensor, tensor, track
 if TYPE_CHECKING:
     from tracer.checks.gradcheck import gradcheck, gradgradcheck
     from tracer.checks.rules.check import check_rule
+    from tracer.compiled.api import compile, export_graph
     from tracer.reports.audit import audit
     from tracer.reports.conservation import conservation
     from tracer.reports.contributions import contributions
@@ -60,6 +63,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AnomalyError",
     "Call",
+    "CaptureError",
+    "CompiledStepError",
     "Cut",
     "FreedGraphError",
     "Function",
@@ -93,10 +98,12 @@ __all__ = [
     "checkpoint",
     "checkpoint_sequential",
     "compare",
+    "compile",
     "conservation",
     "contributions",
     "draw",
     "explain",
+    "export_graph",
     "fallback",
     "find_nan",
     "fingerprint",
@@ -125,10 +132,12 @@ _LATER = {
     "audit": "tracer.reports.audit",
     "check_rule": "tracer.checks.rules.check",
     "compare": "tracer.reports.parting",
+    "compile": "tracer.compiled.api",
     "conservation": "tracer.reports.conservation",
     "contributions": "tracer.reports.contributions",
     "find_nan": "tracer.reports.not_finite",
     "fingerprint": "tracer.reports.fingerprints",
+    "export_graph": "tracer.compiled.api",
     "draw": "tracer.reports.picture",
     "explain": "tracer.reports.explain",
     "gradcheck": "tracer.checks.gradcheck",

@@ -99,6 +99,14 @@ class UnsupportedError(GlassgradError):
     """Something that torch offers and glassgrad does not, or not yet."""
 
 
+class CaptureError(UnsupportedError):
+    """A step does something that no graph can hold, so that it cannot be captured (``tracer.compile``, ``tracer.export_graph``)."""
+
+
+class CompiledStepError(GlassgradError):
+    """With ``check=True``: a compiled step and the eager one gave different losses, gradients or buffers."""
+
+
 @dataclass(frozen=True)
 class Mistake:
     """What a wrong Jacobian looks like, in a word and in a sentence."""

@@ -400,7 +400,7 @@ def _leaf(tensor: torch.Tensor, function: str) -> Tensor:
                 f"(__torch_dispatch__) and cannot be tracked. Unwrap it, or leave all of it to torch's own autograd. For shapes alone, "
                 f"use the meta device."
             )
-        return torch.Tensor._make_subclass(Tensor, alias)
+        return become_tracked(alias)
 
 
 def tensor(

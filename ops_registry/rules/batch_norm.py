@@ -41,6 +41,8 @@ def batch_norm(
         grad_bias = grad.new_zeros(bias_shape) if needs.bias else None
         return grad, grad_weight, grad_bias
     statistics = *running, *of_batch(input, mean, invstd, training, eps)
+    if implementation == 0:  # torch's own kernel
+        return aten.native_batch_norm_backward(grad, input, weight, *statistics, training, eps, list(needs))
     return aten._batch_norm_impl_index_backward(
         implementation, input, grad, weight, *statistics, training, eps, list(needs), reserve
     )

@@ -90,7 +90,9 @@ def onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes):
     """The tensors that the kernel takes, and its options: an LSTM (2), its size, one layer, with biases."""
     biases = [torch.zeros_like(w_ih[:, 0]) if b is None else b for b in (b_ih, b_hh)]
     input = input.unflatten(0, (len(sizes), sizes[0]))
-    return (input, w_ih, w_hh, *biases, h, c), (2, c.shape[-1], 1, True)
+    # It reads its arguments as if they were contiguous, whatever their strides.
+    tensors = tuple(t.contiguous() for t in (input, w_ih, w_hh, *biases, h, c))
+    return tensors, (2, c.shape[-1], 1, True)
 
 
 def onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, workspace):

@@ -75,12 +75,12 @@ def teach_dynamo() -> None:
         if getattr(self.tx, "one_graph", False):
             raise CompiledCodeError(
                 f"torch.compile came to a tracked tensor in {place}: it does not record what glassgrad records, and fullgraph=True "
-                f"forbids to run eagerly. Compile the plain model with torch.compile, or run this code eagerly. (In functions that "
+                f"forbids to run eagerly. Compile the step with tracer.compile, or the plain model with torch.compile. (In functions that "
                 f"torch.cond, scan and their kin call: pass the tensor as an operand.)"
             )
         text = (
             f"torch.compile came to a tracked tensor in {place}, which therefore runs eagerly from now on: the results are right, and "
-            f"no faster. Compile the plain model with torch.compile, or leave torch.compile away."
+            f"no faster. tracer.compile(step) compiles a training step with its rules; torch.compile is for the plain model."
         )
         ours = self.tx.f_globals.get("__name__", "").partition(".")[0] in _OURS
         if not ours and code.co_filename not in told and not code.co_filename.startswith("<"):

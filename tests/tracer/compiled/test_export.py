@@ -1,0 +1,60 @@
+"""``tracer.export_graph``: one graph, which says where its nodes come from."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+import nn
+import tracer
+
+
+def graph_of_a_step() -> torch.fx.GraphModule:
+    model = nn.track(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return tracer.export_graph(step, torch.randn(5, 4), torch.randint(3, (5,)))
+
+
+def test_inputs_are_named_after_parameters_and_arguments() -> None:
+    names = [node.name for node in graph_of_a_step().graph.nodes if node.op == "placeholder"]
+    assert names == ["model_0_weight", "model_0_bias", "model_2_weight", "model_2_bias", "x", "y"]
+
+
+def test_backward_nodes_name_their_rule_and_module() -> None:
+    origins = [node.meta["origin"] for node in graph_of_a_step().graph.nodes if "origin" in node.meta]
+    assert {(o.module, o.rule) for o in origins} >= {
+        ("0", None),
+        ("0", "linear"),
+        ("1", "relu"),
+        ("2", "linear"),
+        ("", "log_softmax"),
+    }
+    assert {o.file for o in origins} == {__file__}
+
+
+def test_it_reads_as_code_with_the_users_lines() -> None:
+    text = graph_of_a_step().print_readable(print_output=False)
+    assert "backward of linear of 2, code: loss = F.cross_entropy(model(x), y)" in text
+    assert "_2_grad_linear_mm" in text
+
+
+def test_it_runs_and_gives_gradients_then_results() -> None:
+    torch.manual_seed(0)
+    layer = torch.nn.Linear(3, 2)
+    x = torch.randn(4, 3)
+    graph = tracer.export_graph(lambda x: layer(x).square().sum().backward(), x, modules=layer)
+    values = {"weight": layer.weight.detach(), "bias": layer.bias.detach()}
+    inputs = [
+        x if node.name == "x" else values[node.name.rpartition("_")[2]]
+        for node in graph.graph.nodes
+        if node.op == "placeholder"
+    ]
+    results = graph(*inputs)
+    layer(x).square().sum().backward()
+    torch.testing.assert_close(results[0], layer.weight.grad)
+    torch.testing.assert_close(results[1], layer.bias.grad)

@@ -1,0 +1,178 @@
+"""A graph serves the calls that it was made for, and no other: what changes leads to another one, never to a stale one."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nn
+import ops_registry
+import tracer
+
+
+def mlp() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return nn.track(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+
+
+class Trainer:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self.model, self.scale, self.options = model, 1.0, {"power": 2}
+        self.weight = torch.ones(3)
+
+    def step(self, x: torch.Tensor) -> torch.Tensor:
+        loss = self.scale * (self.model(x) * self.weight).pow(self.options["power"]).mean()
+        loss.backward()
+        return loss
+
+
+def other_data(trainer: Trainer) -> None:
+    trainer.model[0].weight.data = torch.arange(32.0).reshape(4, 8).t() / 32
+
+
+def other_shape(trainer: Trainer) -> None:
+    trainer.model[2].weight.data, trainer.model[2].bias.data = torch.ones(1, 8), torch.ones(1)
+
+
+def other_module(trainer: Trainer) -> None:
+    torch.manual_seed(1)
+    trainer.model[0] = nn.track(torch.nn.Linear(4, 8))
+
+
+CHANGES: dict[str, Callable[[Trainer], Any]] = {
+    "number": lambda t: setattr(t, "scale", 3.0),
+    "number in a dictionary": lambda t: t.options.update(power=3),
+    "another tensor": lambda t: setattr(t, "weight", torch.tensor([1.0, 2.0, 3.0])),
+    "a tensor written": lambda t: t.weight.copy_(torch.tensor([1.0, 2.0, 3.0])),
+    "data": other_data,
+    "shape": other_shape,
+    "module": other_module,
+    "no bias": lambda t: setattr(t.model[2], "bias", None),
+    "frozen": lambda t: t.model[0].weight.requires_grad_(False),
+    "hook": lambda t: t.model[0].weight.register_hook(lambda grad: grad * 2) and None,
+    "hook on a module": lambda t: t.model[0].register_forward_hook(lambda m, a, out: out * 2) and None,
+    "another model": lambda t: setattr(t, "model", nn.track(torch.nn.Linear(4, 3, bias=False))),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen(name: str) -> None:
+    trainer = Trainer(mlp())
+    twin = copy.deepcopy(trainer)
+    compiled = tracer.compile(trainer.step, backend="replay")
+    for i in range(4):
+        x = torch.randn(5, 4)
+        torch.testing.assert_close(compiled(x).detach(), twin.step(x).detach())
+        for a, b in zip(trainer.model.parameters(), twin.model.parameters(), strict=True):
+            assert (a.grad is None) == (b.grad is None)
+            if b.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad)
+        if i == 1:
+            trainer.model.zero_grad()
+            twin.model.zero_grad()
+            for which in (trainer, twin):
+                torch.manual_seed(3)
+                CHANGES[name](which)
+
+
+SCALE = 2.0
+
+
+def test_a_global_that_changes_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = mlp()
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        return SCALE * model(x).sum().detach()
+
+    compiled, x = tracer.compile(step, backend="replay"), torch.randn(5, 4)
+    first = compiled(x)
+    monkeypatch.setitem(globals(), "SCALE", 4.0)
+    torch.testing.assert_close(compiled(x), 2 * first)
+
+
+def test_a_rule_that_is_replaced_for_good_is_seen(clean_registry: None) -> None:
+    model, x = mlp(), torch.randn(5, 4)
+
+    def step(x: torch.Tensor) -> None:
+        F.elu(model(x)).sum().backward()
+
+    compiled = tracer.compile(step, backend="replay")
+    compiled(x)
+    model.zero_grad()
+
+    @ops_registry.backward(F.elu, replace=True)
+    def elu(grad: torch.Tensor) -> torch.Tensor:
+        return grad * 0
+
+    compiled(x)
+    assert not any(parameter.grad.any() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "around", [torch.no_grad, lambda: torch.autocast("cpu", dtype=torch.bfloat16)], ids=["no_grad", "autocast"]
+)
+def test_modes_around_the_call_are_seen(around: Callable[[], Any]) -> None:
+    model, x = mlp(), torch.randn(5, 4)
+    compiled = tracer.compile(lambda x: model(x), backend="replay")
+    with around():
+        expected = model(x)
+    compiled(x)
+    with around():
+        got = compiled(x)
+    assert got.dtype == expected.dtype
+    assert got.requires_grad == expected.requires_grad
+
+
+def test_explain_says_what_differed() -> None:
+    trainer = Trainer(mlp())
+    compiled = tracer.compile(trainer.step, backend="replay")
+    compiled(torch.randn(5, 4))
+    compiled(torch.randn(5, 4))
+    compiled(torch.randn(3, 4))
+    trainer.scale = 2.0
+    compiled(torch.randn(3, 4))
+    rows = compiled.explain().rows
+    assert [row["calls"] for row in rows] == [2, 1, 1]
+    assert any("shape of x" in text for text in rows[1]["differed"])
+    assert any("self.scale" in text for text in rows[2]["differed"])
+    assert "captured since these differed" in str(compiled.explain())
+
+
+def test_many_graphs_are_told_of_once() -> None:
+    model = mlp()
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay")
+    with pytest.warns(UserWarning, match="captured 9 times; this time since it differed in shape of x"):
+        for rows in range(1, 10):
+            compiled(torch.randn(rows, 4))
+
+
+def test_check_compares_with_the_eager_step_and_leaves_no_trace_of_it() -> None:
+    model = mlp()
+    twin = copy.deepcopy(model)
+
+    def step_of(model: torch.nn.Module) -> Callable[..., Any]:
+        return lambda x: F.dropout(model(x), 0.5).square().sum().backward()
+
+    compiled, x = tracer.compile(step_of(model), backend="replay", check=True), torch.randn(5, 4)
+    torch.manual_seed(0)
+    compiled(x)
+    torch.manual_seed(0)
+    step_of(twin)(x)
+    for a, b in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_check_names_what_differs_and_puts_everything_back() -> None:
+    def wrong(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        return lambda *given: [result * 1.01 for result in graph(*given)]
+
+    model = mlp()
+    compiled = tracer.compile(lambda x: model(x).square().sum().backward(), backend=wrong, check=True)
+    with pytest.raises(tracer.CompiledStepError, match=r"\.grad of model\.0\.weight: differs by"):
+        compiled(torch.randn(5, 4))
+    assert all(parameter.grad is None for parameter in model.parameters())

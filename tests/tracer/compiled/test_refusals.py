@@ -1,0 +1,145 @@
+"""What no graph can hold is refused by name, with the user's line, and leaves everything as it was."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nn
+import tracer
+
+model = nn.track(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+loose = tracer.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+native = torch.ones(4, requires_grad=True)
+array = np.ones(3, dtype="float32")
+count = {"steps": 0}
+seen: list[torch.Tensor] = []
+
+
+def branch(loss: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return loss * 2 if loss > 0 else loss
+
+
+def counts(loss: torch.Tensor, x: torch.Tensor) -> None:
+    count["steps"] += 1
+
+
+def sets_an_attribute(loss: torch.Tensor, x: torch.Tensor) -> None:
+    model.last = loss.detach()
+
+
+def steps(loss: torch.Tensor, x: torch.Tensor) -> None:
+    loss.backward()
+    optimizer.step()
+
+
+def seeds(loss: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    torch.manual_seed(0)
+    return F.dropout(x)
+
+
+REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
+    "numpy": (lambda loss, x: loss.detach().numpy(), r"numpy\(\) reads the memory"),
+    "array": (lambda loss, x: np.asarray(x), r"__array__\(\) reads the memory"),
+    "tolist": (lambda loss, x: x.tolist(), r"tolist\(\) reads the memory"),
+    "data_ptr": (lambda loss, x: x.data_ptr(), r"data_ptr\(\) reads the memory"),
+    "dlpack": (lambda loss, x: x.__dlpack__(), r"__dlpack__\(\) reads the memory"),
+    "storage": (lambda loss, x: x.untyped_storage(), r"untyped_storage\(\) reads the memory"),
+    "item": (lambda loss, x: loss.item(), "asks for the value"),
+    "float": (lambda loss, x: float(loss), "asks for the value"),
+    "int": (lambda loss, x: int(loss), "asks for the value"),
+    "bool": (branch, "asks for the value"),
+    "equal": (lambda loss, x: torch.equal(x, x + 1), "asks for the value"),
+    "format": (lambda loss, x: f"{loss:.3f}", "asks for the value"),
+    "print": (lambda loss, x: repr(loss), "made text"),
+    "nonzero": (lambda loss, x: x.nonzero(), "shape depends on values"),
+    "boolean index": (lambda loss, x: x[x > 0], "shape depends on values"),
+    "unique": (lambda loss, x: x.unique(), "shape depends on values"),
+    "masked_select": (lambda loss, x: x.masked_select(x > 0), "shape depends on values"),
+    "optimiser": (steps, r"SGD\.step\(\)"),
+    "closed-over tracked tensor": (lambda loss, x: (x * loose).sum(), "loose, .* closed over and in no module"),
+    "closed-over native leaf": (
+        lambda loss, x: (model(x) * native[:3]).sum(),
+        "native, .* closed over and in no module",
+    ),
+    "closed-over array": (lambda loss, x: loss * torch.from_numpy(array), "array, a NumPy array"),
+    "counter": (counts, r"changes count\['steps'\]"),
+    "list": (lambda loss, x: seen.append(loss.detach()), "changes seen"),
+    "attribute": (sets_an_attribute, r"changes model\.last"),
+    "Python's random numbers": (lambda loss, x: loss * random.random(), "Python's random"),
+    "NumPy's random numbers": (lambda loss, x: loss * np.random.rand(), "Python's random or from NumPy"),
+    "seed": (seeds, "seeds the random numbers"),
+    "generator": (lambda loss, x: torch.rand(3, generator=torch.Generator()), "generator of the user's"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_by_name_and_nothing_changes(name: str) -> None:
+    act, message = REFUSED[name]
+
+    def step(x: torch.Tensor) -> Any:
+        loss = model(x).square().sum()
+        return act(loss, x)
+
+    before, state, python_state = dict(vars(model)), torch.get_rng_state(), random.getstate()
+    values = [parameter.detach().clone() for parameter in model.parameters()]
+    with pytest.raises(tracer.UnsupportedError, match=message) as raised:
+        tracer.compile(step, backend="replay")(torch.randn(5, 4))
+    assert str(raised.value).count(".") > 0
+    assert dict(vars(model)) == before
+    assert count["steps"] == 0
+    assert not seen
+    for parameter, value in zip(model.parameters(), values, strict=True):
+        assert parameter.grad is None
+        assert type(parameter) is tracer.Tensor
+        assert torch.equal(parameter.detach(), value)
+    if "random" not in name:
+        assert random.getstate() == python_state
+    assert state.shape == torch.get_rng_state().shape
+
+
+def test_the_users_line_is_named() -> None:
+    def step(x: torch.Tensor) -> float:
+        return model(x).sum().item()
+
+    with pytest.raises(tracer.CaptureError, match=rf"test_refusals\.py:{step.__code__.co_firstlineno + 1}"):
+        tracer.compile(step, backend="replay")(torch.randn(5, 4))
+
+
+def test_a_write_into_shared_memory_is_refused() -> None:
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        x.mul_(2)
+        model(x + y).sum().backward()
+
+    x = torch.randn(5, 4)
+    with pytest.raises(tracer.CaptureError, match="writes into x, which shares its memory with y"):
+        tracer.compile(step, backend="replay")(x, x.view(5, 4))
+
+
+def test_an_argument_with_a_history_is_refused() -> None:
+    with pytest.raises(tracer.CaptureError, match="has a history"):
+        tracer.compile(lambda h: h.sum().backward(), backend="replay")(model(torch.randn(5, 4)))
+
+
+def test_an_argument_without_a_value_to_compare_is_refused() -> None:
+    with pytest.raises(tracer.CaptureError, match="cannot be compared"):
+        tracer.compile(lambda x, a: model(x).sum().backward(), backend="replay")(torch.randn(5, 4), array)
+
+
+def test_a_result_of_a_compiled_step_has_no_history_to_go_back_through() -> None:
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = model(x).sum()
+        loss.backward()
+        return loss
+
+    loss = tracer.compile(step, backend="replay")(torch.randn(5, 4))
+    model.zero_grad()
+    with pytest.raises(tracer.SecondDerivativeError, match="ended with the step"):
+        (loss + 0 * loose.sum()).backward()

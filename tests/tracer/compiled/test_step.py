@@ -1,0 +1,54 @@
+"""A compiled step does what the step does eagerly."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+import nn
+import tracer
+
+
+def mlp() -> torch.nn.Module:
+    torch.manual_seed(0)
+    return nn.track(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+
+
+def train_step(model: torch.nn.Module) -> Callable[..., Any]:
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        return loss
+
+    return step
+
+
+def assert_same_gradients(ours: torch.nn.Module, theirs: torch.nn.Module) -> None:
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters(), strict=True):
+        assert (a.grad is None) == (b.grad is None), name
+        if b.grad is not None:
+            torch.testing.assert_close(a.grad, b.grad)
+
+
+def test_gradients_are_those_of_the_eager_step() -> None:
+    model = mlp()
+    twin = copy.deepcopy(model)
+    x, y = torch.randn(5, 4), torch.randint(3, (5,))
+    compiled = tracer.compile(train_step(model), backend="replay")
+    torch.testing.assert_close(compiled(x, y).detach(), train_step(twin)(x, y).detach())
+    assert_same_gradients(model, twin)
+
+
+def test_gradients_add_to_those_that_are_there() -> None:
+    model = mlp()
+    twin = copy.deepcopy(model)
+    compiled = tracer.compile(train_step(model), backend="replay")
+    for _ in range(3):
+        x, y = torch.randn(5, 4), torch.randint(3, (5,))
+        compiled(x, y)
+        train_step(twin)(x, y)
+    assert_same_gradients(model, twin)

@@ -1,0 +1,60 @@
+"""The public functions: ``tracer.compile`` and ``tracer.export_graph``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from tracer.compiled.backends import Backend
+from tracer.compiled.step import CompiledStep
+
+
+def compile(
+    step: Callable[..., Any] | None = None,
+    *,
+    modules: Iterable[torch.nn.Module] | torch.nn.Module | None = None,
+    backend: Backend = None,
+    dynamic: bool = False,
+    check: bool = False,
+) -> Any:
+    """``step``, captured once for each kind of call, and from then on run as one graph of ATen ops, forward and backward.
+
+    ``step(*args, **kwargs)`` calls ``loss.backward()``, or returns gradients. A call of the result fills ``.grad`` of the real leaves, adds
+    where there is one, writes what the step writes (buffers, arguments), and returns what it returned; results cannot be gone back
+    through, since their history ended with the step. Also a decorator, with or without options.
+
+    ``modules``: those that the step reaches in no way that can be seen; its closure, its globals, the ``self`` of a bound step, partials,
+    containers and module arguments are looked through. ``backend``: ``"inductor"``, ``"replay"`` (the graph itself, no compiler), or a
+    function of a ``torch.fx.GraphModule`` and example inputs that returns what runs it; None is inductor where a C++ compiler is found.
+    ``check``: the first call of each graph is compared with the eager step (``CompiledStepError``).
+
+    Random numbers: a replayed graph takes those of torch's generator in the order of the eager step, so equal seeds give equal masks.
+    Inductor draws its own, seeded from that generator.
+
+    Raises ``CaptureError``, an ``UnsupportedError``, at the first call, for a step that does what no graph can hold: values that leave it,
+    branches and shapes that depend on values, optimiser steps, Python state that changes. ``step.explain()`` tells of its graphs.
+    """
+    if step is None:
+        return lambda function: compile(function, modules=modules, backend=backend, dynamic=dynamic, check=check)
+    given = [modules] if isinstance(modules, torch.nn.Module) else modules
+    return CompiledStep(step, given, backend, dynamic, check)
+
+
+def export_graph(
+    step: Callable[..., Any],
+    *args: Any,
+    modules: Iterable[torch.nn.Module] | torch.nn.Module | None = None,
+    dynamic: bool = False,
+    **kwargs: Any,
+) -> torch.fx.GraphModule:
+    """The graph of one call of ``step``, forward and backward, as ATen ops; nothing is run.
+
+    Its inputs are the tensors that the step reaches and its tensor arguments, those that it uses, named after what they are; its results
+    gradients first, then what the step returned. ``node.meta["origin"]`` has the module, the line and, in backward, the rule of each call;
+    ``print_readable()`` shows them. Raises ``CaptureError`` as ``tracer.compile`` does.
+    """
+    given = [modules] if isinstance(modules, torch.nn.Module) else modules
+    compiled = CompiledStep(step, given, "replay", dynamic, False)
+    return compiled.graph_for(args, kwargs)

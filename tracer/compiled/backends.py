@@ -1,0 +1,40 @@
+"""What runs a captured graph: torch's inductor, the graph itself, or a function of the user's."""
+
+from __future__ import annotations
+
+import functools
+import shutil
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from ops_registry.torch_private import DisableTorchFunctionSubclass, inductor
+from tracer.errors import GradientArgumentError
+
+Run = Callable[..., Sequence[Any]]
+#: A backend of the user's: ``backend(graph_module, example_inputs)`` returns what is called with the inputs, as for ``torch.compile``.
+Backend = str | Callable[[torch.fx.GraphModule, list[torch.Tensor]], Run] | None
+
+
+@functools.cache
+def default_backend() -> str:
+    """``"inductor"`` where a C++ compiler is found, else ``"replay"``."""
+    return "inductor" if any(map(shutil.which, ("g++", "clang++", "c++", "cl"))) else "replay"
+
+
+def check_backend(backend: Backend) -> None:
+    """Raise ``GradientArgumentError`` for what is no backend."""
+    if backend is not None and not callable(backend) and backend not in ("inductor", "replay"):
+        raise GradientArgumentError(
+            f"backend={backend!r}: it is 'inductor', 'replay', a function of a graph module and its example inputs, or None"
+        )
+
+
+def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Run:
+    """What runs ``graph``; ``inputs`` are plain tensors to build it for. Called with interception and grad mode off."""
+    chosen = default_backend() if backend is None else backend
+    if chosen == "replay":
+        return graph.forward
+    with DisableTorchFunctionSubclass(), torch.no_grad():
+        return inductor().compile(graph, inputs) if chosen == "inductor" else chosen(graph, inputs)  # type: ignore[operator]

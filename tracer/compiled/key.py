@@ -1,0 +1,105 @@
+"""What a graph was made for, beside what the step reaches: its arguments, and the state of this thread that changes what calls do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ops_registry.registry import changes
+from ops_registry.scopes import rules_in_force
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    count_modes,
+    saved_tensors_hooks,
+    storage_key,
+    transform_level,
+)
+from tracer.errors import CaptureError
+from tracer.recording.fallback import fallback_active
+from tracer.tracked_tensor import Tensor
+
+#: The names of what ``key_of_thread`` gives.
+THREAD = (
+    "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
+    "default dtype", "deterministic algorithms", "precision of float32 products", "hooks on saved tensors", "open modes", "anomaly mode",
+    "fallback", "cuDNN's benchmark and determinism", "fused attention",
+)  # fmt: skip
+
+#: The names of what is known of an argument without its values.
+ASPECTS = (
+    "class", "shape", "strides", "dtype", "device", "conjugation", "negation", "requires_grad", "hooks", "identity", "memory",
+)  # fmt: skip
+
+
+def key_of_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """What the code of a step may ask of a tensor without reading its values. Called with interception off."""
+    return (
+        type(tensor),
+        tensor.shape,
+        tensor.stride(),
+        tensor.dtype,
+        tensor.device,
+        tensor.is_conj(),
+        tensor.is_neg(),
+    )
+
+
+def key_of_thread() -> tuple[Any, ...]:
+    """Rules in force, modes, default dtypes, switches of backends. Raises ``CaptureError`` inside of a transform."""
+    if transform_level() is not None:
+        raise CaptureError(
+            "a compiled step was called inside of torch.vmap, or of another transform: it fills .grad, which stands for no batch. Call the "
+            "step itself there, or put the transform inside of the step."
+        )
+    cuda = torch.backends.cuda
+    return (
+        rules_in_force(),
+        changes.version,
+        torch.is_grad_enabled(),
+        torch.is_inference_mode_enabled(),
+        torch.is_autocast_enabled("cpu") and torch.get_autocast_dtype("cpu"),
+        torch.is_autocast_enabled("cuda") and torch.get_autocast_dtype("cuda"),
+        torch.is_autocast_cache_enabled(),
+        torch.get_default_dtype(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+        saved_tensors_hooks(True),
+        count_modes(),
+        torch.is_anomaly_enabled(),
+        fallback_active(),
+        (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+    )
+
+
+def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:
+    """Structure and leaves: tensors by what is known without values and by which others share their memory, the rest by value.
+
+    ``places``: by id, the positions of the tensors that the step reaches, which may be given as arguments too.
+    """
+    objects: dict[int, int] = {}
+    memory: dict[int, int] = {}
+    parts: list[Any] = [spec]
+    with DisableTorchFunctionSubclass():
+        for position, leaf in enumerate(leaves):
+            if isinstance(leaf, torch.Tensor):
+                same = objects.setdefault(id(leaf), position), places.get(id(leaf))
+                shared = memory.setdefault(storage_key(leaf), position) if leaf.layout is torch.strided else None
+                wanted = leaf.requires_grad
+                parts.append((*key_of_tensor(leaf), wanted, wanted and hooks_of(leaf), same, shared))
+            else:
+                parts.append((type(leaf), repr(leaf) if type(leaf) is float else leaf))
+    return tuple(parts)
+
+
+def hooks_of(tensor: Any) -> tuple[Any, ...]:
+    """The hooks on an argument, which run when it is captured and are part of the graph."""
+    if type(tensor) is not Tensor:
+        found = (tensor._backward_hooks, tensor._post_accumulate_grad_hooks)
+    elif tensor._node is None or tensor._node.extras is None:
+        return ()
+    else:
+        found = (tensor._node.extras.hooks, tensor._node.extras.accumulate_hooks)
+    return tuple([hook for hooks in found if hooks for hook in hooks.values()])

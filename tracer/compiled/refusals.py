@@ -1,0 +1,176 @@
+"""What a graph cannot hold: refused by name while the step is captured, with the user's line and what to do instead."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from ops_registry.sites import is_users
+from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
+from tracer.backprop.api import backward, grad
+from tracer.errors import CaptureError, UnsupportedError
+from tracer.naming import qualified
+from tracer.node import tensors_in
+from tracer.recording.levels import physical
+from tracer.tracked_tensor import Tensor
+
+#: torch hands out memory here that nobody has written while a step is captured.
+_MEMORY = frozenset(
+    {"numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "to_dlpack", "storage", "untyped_storage", "_typed_storage"}
+)  # fmt: skip
+#: A tensor as text.
+_TEXT = frozenset({"__repr__", "__format__"})
+_OURS = frozenset({"tracer", "ops_registry"})
+
+#: What starts a backward pass, as a tracked tensor answers it.
+_BACKWARD: dict[Any, Any] = {
+    torch.autograd.backward: backward,
+    torch.autograd.grad: grad,
+    torch.Tensor.backward: lambda tensor, gradient=None, **options: backward(tensor, gradient, **options),
+}
+
+_STRANGER = "its gradient would be lost. Pass it as an argument, make it a parameter of a module, or name its module (modules=[...])."
+
+_GRAD: Any = torch.Tensor.grad
+_GRAD_PROPERTY: Any = vars(Tensor)["grad"]
+#: Reading and writing ``.grad`` of a tracked tensor goes through these frames.
+_GRAD_CODES = frozenset({_GRAD_PROPERTY.fget.__code__, _GRAD_PROPERTY.fset.__code__})
+
+
+class Watch(TorchFunctionMode):
+    """Sees every call of the step while it is captured: refuses those that read values, and notes whether ``.grad`` is looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
+        self.looked_at_grad = False
+
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        name = getattr(func, "__name__", "")
+        if name in _MEMORY:
+            self._refuse_memory(name, args, sys._getframe(1))
+        elif name in _TEXT and args and _is_captured(args[0]):
+            raise CaptureError(
+                f"a tensor is made text ({name}) in a step that is captured, {line_of(sys._getframe(1))}: it has no values then, and a "
+                f"graph does not print. Return the tensor, and print it outside."
+            )
+        elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
+            self._note_grad(sys._getframe(1))
+        kwargs = kwargs or {}
+        if func in _BACKWARD:  # a mode does not see what is called inside of what it sees, and hooks run there
+            with self:
+                return _BACKWARD[func](*args, **kwargs)
+        stranger = next(filter(_is_stranger, tensors_in((args, tuple(kwargs.values())))), None)
+        if stranger is not None:
+            raise CaptureError(
+                f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the "
+                f"step nor in a module that it is known to reach, {line_of(sys._getframe(1))}: {_STRANGER}"
+            )
+        return func(*args, **kwargs)
+
+    def _refuse_memory(self, name: str, args: tuple[Any, ...], frame: FrameType) -> None:
+        package = frame.f_globals.get("__name__", "").partition(".")[0]
+        if package in _OURS and name != "numpy":
+            return
+        if args and _is_captured(args[0]):
+            raise CaptureError(
+                f"{name}() reads the memory of a tensor in a step that is captured, {line_of(frame)}: there are no values then, and what "
+                f"is made of them would stay what it was at the first call. Return the tensor and read it outside, or pass what you need "
+                f"as an argument."
+            )
+
+    def _note_grad(self, frame: FrameType) -> None:
+        if frame.f_code in _GRAD_CODES and frame.f_back is not None:
+            asks = frame.f_back.f_globals.get("__name__", "")
+            self.looked_at_grad |= not asks.startswith("tracer.backprop")
+
+
+def _is_captured(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and is_functional(physical(value))
+
+
+def _is_stranger(value: Any) -> bool:
+    """Whether it is a real tensor that wants a gradient: those of the step's inputs are captured ones meanwhile."""
+    return type(value) is Tensor and value._node is not None and not is_functional(physical(value))
+
+
+def line_of(frame: FrameType | None) -> str:
+    """``at file.py:12`` of the innermost frame that is the user's, from ``frame`` up."""
+    while frame is not None and not is_users(frame):
+        frame = frame.f_back
+    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _line_in(trace: TracebackType | None) -> str:
+    """The same for an error that has come up already."""
+    line = "at an unknown line"
+    while trace is not None:
+        if is_users(trace.tb_frame):
+            line = f"at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return line
+
+
+@contextmanager
+def refusing() -> Iterator[Watch]:
+    """While the step is captured: what no graph can hold raises ``CaptureError``."""
+
+    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        raise CaptureError(
+            f"{type(optimizer).__name__}.step() is called in a step that is captured, {line_of(sys._getframe(1))}: its own state would "
+            f"not be part of the graph. Call it after the compiled step."
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    watch, drawn = Watch(), _python_randomness()
+    try:
+        with watch:
+            yield watch
+        if _python_randomness() != drawn:
+            raise CaptureError(
+                "the step draws random numbers from Python's random or from NumPy: a graph would have the same ones for ever. Draw them "
+                "outside and pass them as arguments, or use torch's."
+            )
+    except NO_DATA_ERRORS as error:
+        raise CaptureError(
+            f"the step asks for the value of a tensor ({error.func}) {_line_in(error.__traceback__)}: by item(), float(), int(), bool(), a "
+            f"branch (`if loss > 0`) or a comparison of whole tensors. A graph has no values to answer with: use torch.where for a "
+            f"branch, keep numbers in tensors, or do it outside of the step."
+        ) from error
+    except NO_SHAPE_ERRORS as error:
+        raise CaptureError(
+            f"{error.func} gives a result whose shape depends on values, {_line_in(error.__traceback__)}: a graph has fixed shapes. Use a "
+            f"mask (torch.where, multiplication by 0 and 1) in place of nonzero, unique, masked_select and boolean indices."
+        ) from error
+    except UnsupportedError as error:
+        if "make_fx" not in str(error):
+            raise
+        raise CaptureError(
+            f"a tracked tensor that is neither an argument of the step nor in a module that it is known to reach came into it, "
+            f"{_line_in(error.__traceback__)}: {_STRANGER}"
+        ) from error
+    except UNKNOWN_TO_FAKE as error:
+        raise CaptureError(
+            f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
+            f"step, or run the step eagerly."
+        ) from error
+    finally:
+        handle.remove()
+
+
+def _python_randomness() -> tuple[Any, ...]:
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return (random.getstate(),)
+    kind, keys, *rest = numpy_random.get_state()
+    return random.getstate(), kind, keys.tobytes(), *rest
