@@ -184,6 +184,8 @@ class Rule:
     inputs: tuple[tuple[int, str], ...] = ()
     #: Their positions alone.
     positions: tuple[int, ...] = ()
+    #: Where each argument stands in the signature.
+    places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     #: Positions of results that are constants though they are floating.
     constant_results: tuple[int, ...] = ()
     #: Inputs in which the op is linear; of several that stand together it is linear in all of them jointly.
@@ -208,6 +210,7 @@ class Rule:
     def __post_init__(self) -> None:
         covered = {name for formula in self.formulas for name in formula.covers}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
+        self.places = {name: place for place, name in enumerate(self.signature.names)}
         self.may_alias = self.signature.may_alias
         self.positions = tuple(i for i, _ in self.inputs)
         self.uncovered = tuple(
