@@ -176,6 +176,10 @@ class Rule:
     declared_at: str = ""
     #: Set for ops that are defined by other ops: runs them with interception on.
     decomposition: Callable[..., Any] | None = None
+    #: Of such an op: its rule as one call, for where nobody looks into it. Its forward may return None: that call goes by the other ops.
+    as_one: Rule | None = field(default=None, repr=False)
+    #: By-products that stand for an input in a recorded backward pass: the formulas are the same functions of either.
+    stands_for: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Set where a function that torch composes has a rule of its own inside ``use``: the rules under which its body runs.
     composed: Mapping[Any, Any] | None = field(default=None, repr=False)
     #: The rule of the in-place spellings, where they have formulas of their own.
@@ -271,6 +275,7 @@ class Rule:
         return name not in self.signature.names and self.expression(name).startswith(("_meta(", "_kind("))
 
     def _source(self, name: str, parent_of: dict[str, int]) -> int | None:
+        name = self.stands_for.get(name, name)
         if name in parent_of:
             return parent_of[name]
         if name in self.signature.outputs:
