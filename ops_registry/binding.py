@@ -88,7 +88,7 @@ class Spelling:
         else:
             self.kind = Kind.IN_PLACE if inplace else Kind.RULE
         #: Whether a call by position may take the fast lane of interception: nothing special about the rule.
-        self.fast = self.kind is Kind.RULE and rule.forward is None
+        self.fast = self.kind is Kind.RULE
 
     def under(self, rule: Rule) -> Spelling:
         """The same function under another rule of its op."""

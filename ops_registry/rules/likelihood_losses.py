@@ -128,7 +128,7 @@ def cross_entropy(grad, log_p, target, weight, reduction, ignore_index, total_we
     if recorded():
         log_p = torch.log_softmax(log_p, class_dim)
     grad = nll_loss(grad, log_p, target, weight, reduction, ignore_index, total_weight)
-    return (aten._log_softmax_backward_data(grad, log_p, class_dim, log_p.dtype),)
+    return (torch._log_softmax_backward_data(grad, log_p, class_dim, log_p.dtype),)
 
 
 def probability_cross_entropy(log_p, target, weight, reduction, label_smoothing, class_dim):
