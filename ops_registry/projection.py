@@ -45,7 +45,7 @@ def project(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype, where: Ca
 def _broadcasts(shape: torch.Size, to: torch.Size) -> bool:
     """Whether ``shape`` expands to ``to``."""
     lead = len(to) - len(shape)
-    return lead >= 0 and all([s in (1, t) for s, t in zip(shape, to[lead:], strict=True)])
+    return lead >= 0 and all(s in (1, t) for s, t in zip(shape, to[lead:], strict=True))
 
 
 def _summed(grad: torch.Tensor, shape: torch.Size) -> torch.Tensor:

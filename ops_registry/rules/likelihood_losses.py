@@ -54,9 +54,7 @@ def nll_forward(op, ranks, input, target, weight, reduction, ignore_index):
 
 @backward(nn.nll_loss, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss, (1, 2)), linear=True)
 @backward(nn.nll_loss2d, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss2d, (4,)), linear=True)
-@backward(
-    nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, ALL_RANKS), linear=True
-)
+@backward(nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, ALL_RANKS), linear=True)
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)

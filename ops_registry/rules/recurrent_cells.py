@@ -1,7 +1,7 @@
 """Cells of recurrent networks: one step as one op, with one formula for all that it depends on.
 
-Each is defined in ``ops_registry/rules/recurrent.py`` as a layer of one step. Here it is what torch computes, value by value, and saves what
-torch saves: gates, not the sums that they are functions of.
+Each is defined in ``ops_registry/rules/recurrent.py`` as a layer of one step. Here it is what torch computes, value by value, and saves
+what torch saves: gates, not the sums that they are functions of.
 """
 
 import torch
