@@ -167,7 +167,7 @@ class Rule:
     signature: Signature
     formulas: tuple[Formula, ...] = ()
     #: Runs the forward in place of the torch function and returns ``(result, {name: by-product})``.
-    forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None
+    forward: Callable[..., Any] | None = None
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
     #: Such an op reads the values, and not only what the tensor is like.

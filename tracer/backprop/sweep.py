@@ -232,8 +232,8 @@ class Sweep:
                     raise
                 grad = saved = None  # let the buffers go before the next rule allocates its own
             elif filling and type(node) is Leaf and node in grads and node.extras is None and not node.adopted:
-                if (tensor := node.tensor()) is not None:
-                    self.leaves.append((tensor, [take(node)]))  # the one reference, as in ``_visit_node``
+                if (variable := node.variable) is not None:
+                    self.leaves.append((variable, [take(node)]))  # the one reference, as in ``_visit_node``
             else:
                 self._visit_node(node)
 
