@@ -88,7 +88,7 @@ class Spelling:
         else:
             self.kind = Kind.IN_PLACE if inplace else Kind.RULE
         #: Whether a call by position may take the fast lane of interception: nothing special about the rule.
-        self.fast = self.kind is Kind.RULE and rule.forward is None
+        self.fast = self.kind is Kind.RULE
 
     def under(self, rule: Rule) -> Spelling:
         """The same function under another rule of its op."""
@@ -109,9 +109,20 @@ class Spelling:
         """
         if self.varargs:
             args = gather_varargs(args)
-        if len(args) > self.positional:
+        given = len(args)
+        if given < len(self.default_tails):
+            bound = args + self.default_tails[given]
+            if not kwargs:
+                return bound
+            places = [self.rule.places.get(name, -1) for name in kwargs]
+            if min(places) >= given:
+                named = list(bound)
+                for place, value in zip(places, kwargs.values(), strict=True):
+                    named[place] = value
+                return tuple(named)
+        if given > self.positional:
             raise UnsupportedCallError(
-                f"{self.rule.name} was called with {len(args)} arguments by position, and its signature "
+                f"{self.rule.name} was called with {given} arguments by position, and its signature "
                 f"({', '.join(self.rule.signature.names)}) takes {self.positional}. Pass the others by name."
             )
         names = self.rule.signature.names

@@ -30,7 +30,7 @@ def as_composed(rule: Rule, outer: Mapping[Any, Any]) -> Rule:
         return rule
     names = tuple(n for n in rule.signature.names if n not in rule.signature.constant)
     from_body = Formula(_from_body, names, True, ("grad", "needs", BODY))
-    return copy_with(rule, formulas=(from_body,), decomposition=None, composed=outer)
+    return copy_with(rule, formulas=(from_body,), decomposition=None, as_one=None, composed=outer)
 
 
 def _from_body(grad: Any, needs: tuple[bool, ...], body: Any) -> Any:

@@ -171,7 +171,7 @@ class Rule:
     signature: Signature
     formulas: tuple[Formula, ...] = ()
     #: Runs the forward in place of the torch function and returns ``(result, {name: by-product})``.
-    forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None
+    forward: Callable[..., Any] | None = None
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
     #: Such an op reads the values, and not only what the tensor is like.
@@ -180,6 +180,10 @@ class Rule:
     declared_at: str = ""
     #: Set for ops that are defined by other ops: runs them with interception on.
     decomposition: Callable[..., Any] | None = None
+    #: Of such an op: its rule as one call, for where nobody looks into it. Its forward may return None: that call goes by the other ops.
+    as_one: Rule | None = field(default=None, repr=False)
+    #: By-products that stand for an input in a recorded backward pass: the formulas are the same functions of either.
+    stands_for: Mapping[str, str] = field(default_factory=dict, repr=False)
     #: Set where a function that torch composes has a rule of its own inside ``use``: the rules under which its body runs.
     composed: Mapping[Any, Any] | None = field(default=None, repr=False)
     #: The rule of the in-place spellings, where they have formulas of their own.
@@ -188,6 +192,8 @@ class Rule:
     inputs: tuple[tuple[int, str], ...] = ()
     #: Their positions alone.
     positions: tuple[int, ...] = ()
+    #: Where each argument stands in the signature.
+    places: dict[str, int] = field(default_factory=dict, init=False, repr=False)
     #: Positions of results that are constants though they are floating.
     constant_results: tuple[int, ...] = ()
     #: Inputs in which the op is linear; of several that stand together it is linear in all of them jointly.
@@ -214,6 +220,7 @@ class Rule:
     def __post_init__(self) -> None:
         covered = {name for formula in self.formulas for name in formula.covers}
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
+        self.places = {name: place for place, name in enumerate(self.signature.names)}
         self.may_alias = self.signature.may_alias
         self.may_return_plain = self.may_alias and len({*self.signature.names} - self.signature.constant) > 1
         self.positions = tuple(i for i, _ in self.inputs)
@@ -275,6 +282,7 @@ class Rule:
         return name not in self.signature.names and self.expression(name).startswith(("_meta(", "_kind("))
 
     def _source(self, name: str, parent_of: dict[str, int]) -> int | None:
+        name = self.stands_for.get(name, name)
         if name in parent_of:
             return parent_of[name]
         if name in self.signature.outputs:

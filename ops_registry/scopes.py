@@ -135,6 +135,7 @@ def as_now(function: Callable[..., Any]) -> Callable[..., Any]:
     table, site, graphs = active.table, find_site("", 2), open_graphs.count
     while isinstance(table, Layer) and not isinstance(table, _Block):
         table = table.outer  # who observes the calls of now does not wait for those
+        graphs = graphs or 1  # but sees the parts of a call, of which it is to be made again
     if table is not TABLE and not isinstance(table, _Block):
         return function  # a transform that watches for tracked tensors, and has found none
 

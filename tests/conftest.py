@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, settings
 from support.proofs import fail_unless_run
 
 import ops_registry
-from ops_registry.registry import RULES, TABLE, active
+from ops_registry.registry import RULES, TABLE, active, changes
 from tracer.graph import current
 
 settings.register_profile(
@@ -63,9 +63,10 @@ def no_state_left_behind() -> Iterator[None]:
 @pytest.fixture
 def clean_registry() -> Iterator[None]:
     """Whatever rules a test registers are gone afterwards."""
-    table, rules = dict(TABLE), dict(RULES)
+    table, rules, replaced = dict(TABLE), dict(RULES), changes.replaced
     yield
     TABLE.clear()
     TABLE.update(table)
     RULES.clear()
     RULES.update(rules)
+    changes.replaced = replaced

@@ -26,6 +26,7 @@ plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
 #: torch's own descriptors, past our properties of the same names.
 _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
+_get_grad, _set_grad = _GRAD.__get__, _GRAD.__set__
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
 _OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
@@ -121,7 +122,7 @@ class Tensor(torch.Tensor):
     def grad(self) -> torch.Tensor | None:
         """The accumulated gradient, as in torch."""
         node = self._node
-        if node is not None and not isinstance(node, Leaf) and (node.extras is None or node.extras.retain is None):
+        if type(node) is not Leaf and node is not None and (node.extras is None or node.extras.retain is None):
             warnings.warn(
                 "The .grad attribute of a tensor that is not a leaf is being accessed. It won't be populated during backward unless "
                 "retain_grad() was called on it.",
@@ -129,12 +130,12 @@ class Tensor(torch.Tensor):
                 stacklevel=2,
             )
         with DisableTorchFunctionSubclass():
-            return _GRAD.__get__(self)
+            return _get_grad(self)
 
     @grad.setter
     def grad(self, value: torch.Tensor | None) -> None:
         with DisableTorchFunctionSubclass():
-            _GRAD.__set__(self, value)
+            _set_grad(self, value)
 
     @grad.deleter
     def grad(self) -> None:
@@ -340,9 +341,10 @@ def track_in_place(tensor: Any) -> Tensor:
         node = tracked.requires_grad_()._node
         assert node is not None
         # The dictionaries themselves, so that handles given out before still remove their hooks.
-        extras = node.extra()
-        extras.hooks = extras.hooks if hooks is None else hooks
-        extras.accumulate_hooks = post_hooks
+        if hooks is not None:
+            node.extra().hooks = hooks
+        if post_hooks is not None:
+            node.extra().accumulate_hooks = post_hooks
     return tracked
 
 

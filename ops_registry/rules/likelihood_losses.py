@@ -7,7 +7,7 @@ import torch
 
 from ops_registry.declare import zero_gradient
 from ops_registry.errors import UnsupportedCallError
-from ops_registry.registry import backward, decomposition
+from ops_registry.registry import as_one, backward, decomposition
 from ops_registry.shared.dimensions import broadcast_shape
 from ops_registry.shared.loss_reduction import (
     MEAN,
@@ -19,6 +19,7 @@ from ops_registry.shared.loss_reduction import (
     spread_reduction,
 )
 from ops_registry.shared.precision import wide
+from ops_registry.shared.recorded import recorded
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 aten = torch.ops.aten
@@ -26,6 +27,8 @@ nn = torch._C._nn
 
 
 # nll_loss: -weight[target] input[target], divided by the sum of the weights for a mean
+
+ALL_RANKS = range(1, 65)
 
 
 def as_images(input, target):
@@ -51,9 +54,7 @@ def nll_forward(op, ranks, input, target, weight, reduction, ignore_index):
 
 @backward(nn.nll_loss, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss, (1, 2)), linear=True)
 @backward(nn.nll_loss2d, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss2d, (4,)), linear=True)
-@backward(
-    nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, range(1, 65)), linear=True
-)
+@backward(nn.nll_loss_nd, wrt="input", forward=functools.partial(nll_forward, nn.nll_loss_nd, ALL_RANKS), linear=True)
 def nll_loss(grad, input, target, weight, reduction, ignore_index, total_weight):
     if input.dim() <= 2:
         return aten.nll_loss_backward(grad, input, target, weight, reduction, ignore_index, total_weight)
@@ -76,7 +77,7 @@ def nll_loss2d_backward(grad, target, weight, reduction, ignore_index):
 zero_gradient(aten.nll_loss_backward, aten.nll_loss2d_backward, wrt="input")  # the loss is linear
 
 
-# cross_entropy: nll_loss of log_softmax
+# cross_entropy: nll_loss of log_softmax. As one call for classes as target, without smoothing.
 
 
 @decomposition(nn.cross_entropy_loss)
@@ -105,6 +106,27 @@ def cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smo
     if reduction == MEAN:
         smooth = smooth / (counted.sum() if weight is None else weight[target[counted]].sum())
     return (1 - label_smoothing) * loss + label_smoothing / shape[class_dim] * smooth
+
+
+def forward_cross_entropy(input, target, weight, reduction, ignore_index, label_smoothing):
+    if label_smoothing or target.is_floating_point() or (weight is not None and weight.requires_grad):
+        return None
+    rank = input.dim()
+    if rank == 0 or target.shape != (input.shape[:1] * (rank > 1) + input.shape[2:]):
+        return None
+    log_p = torch.log_softmax(input, 1 if rank > 1 else 0)
+    loss, by_products = nll_forward(nn.nll_loss_nd, ALL_RANKS, log_p, target, weight, reduction, ignore_index)
+    return loss, {"log_p": log_p, **by_products}
+
+
+# A softmax knows its argument up to a summand: log_p stands for it, and the input goes.
+@as_one(nn.cross_entropy_loss, wrt=("input",), forward=forward_cross_entropy, stands_for={"log_p": "input"})
+def cross_entropy(grad, log_p, target, weight, reduction, ignore_index, total_weight):
+    class_dim = 1 if log_p.dim() > 1 else 0
+    if recorded():
+        log_p = torch.log_softmax(log_p, class_dim)
+    grad = nll_loss(grad, log_p, target, weight, reduction, ignore_index, total_weight)
+    return (torch._log_softmax_backward_data(grad, log_p, class_dim, log_p.dtype),)
 
 
 def probability_cross_entropy(log_p, target, weight, reduction, label_smoothing, class_dim):

@@ -68,14 +68,15 @@ def grad_is_left_alone() -> bool:
 
 def accumulate(entries: Iterable[Entry]) -> None:
     """Add each gradient to the tensor's ``.grad``, in place where there is one; no other thread adds at the same time."""
-    mode = torch.is_grad_enabled()
+    mode, aside = torch.is_grad_enabled(), _aside.before
     with DisableTorchFunctionSubclass(), _accumulating:
         set_grad_enabled(False)
         try:
             for tensor, buffer in entries:
-                _fit_layout(tensor, buffer)
-                if _aside.before is not None and tensor not in _aside.before:
-                    _aside.before[tensor] = _GRAD.__get__(tensor)
+                if buffer[0].layout is not torch.strided:
+                    _fit_layout(tensor, buffer)
+                if aside is not None and tensor not in aside:
+                    aside[tensor] = _GRAD.__get__(tensor)
                     _GRAD.__set__(tensor, None)
                 before = _GRAD.__get__(tensor)
                 if before is None:
@@ -156,7 +157,8 @@ def _fit_layout(tensor: torch.Tensor, buffer: list[torch.Tensor]) -> None:
 
 def _takes(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
     """Whether torch lets ``grad`` be assigned to ``tensor.grad``."""
-    return tensor.layout is torch.strided or grad.layout is tensor.layout
+    layout = tensor.layout
+    return layout is torch.strided or grad.layout is layout
 
 
 def _set(tensor: torch.Tensor, grad: torch.Tensor) -> None:

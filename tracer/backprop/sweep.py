@@ -176,7 +176,7 @@ class Sweep:
         recorded, expected = self.create_graph, Tensor if self.create_graph else _PLAIN
         #: Where only some nodes are visited: those of them where no gradient is asked for.
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
-        narrow = self.narrow
+        narrow, filling = self.narrow, fast and self.targets is None
         common = not (narrow or recorded)
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
@@ -230,6 +230,9 @@ class Sweep:
                     say_where(error, node)
                     raise
                 grad = saved = None  # let the buffers go before the next rule allocates its own
+            elif filling and type(node) is Leaf and node in grads and node.extras is None and not node.adopted:
+                if (variable := node.variable) is not None:
+                    self.leaves.append((variable, [take(node)]))  # the one reference, as in ``_visit_node``
             else:
                 self._visit_node(node)
 

@@ -17,8 +17,10 @@ from torch.utils.data import get_worker_info
 
 from ops_registry.binding import Spelling
 from ops_registry.errors import UnsupportedCallError
+from ops_registry.registry import TABLE, active, changes
 from ops_registry.rule import Rule
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.sites import open_graphs
+from ops_registry.torch_private import DisableTorchFunctionSubclass, is_any_autocast_enabled
 from tracer.errors import OutArgumentError
 from tracer.graph import enter
 from tracer.node import CallNode
@@ -26,6 +28,7 @@ from tracer.notes.cuts import asked, note_integers, note_unrecorded, note_withou
 from tracer.recording.autocast import autocast_to_single
 from tracer.recording.forward_mode import alias_with_tangent
 from tracer.recording.inplace import check_write
+from tracer.recording.levels import levels
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
@@ -181,6 +184,10 @@ def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
 
 def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
+    if spelling.rule.as_one is not None and torch.is_grad_enabled() and not _looked_into():
+        result = _record_as_one(spelling, spelling.rule.as_one, args, kwargs)
+        if result is not NotImplemented:
+            return result
     if torch.is_grad_enabled() and nodes_in((args, kwargs)):
         refuse_out(spelling.rule.name, kwargs)
         cast = autocast_to_single(decompose, spelling, func, args, kwargs)
@@ -201,6 +208,29 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
         if asked.graphs:
             note_unrecorded(spelling.rule.name, (args[1:] if spelling.inplace else args, kwargs))
         return result if spelling.inplace else mark_constant(result, args, kwargs)
+
+
+def _looked_into() -> bool:
+    """Whether somebody has a say in the parts of a call, or is to see them."""
+    return (
+        active.table is not TABLE
+        or changes.replaced
+        or open_graphs.count > 0
+        or bool(levels.open)
+        or is_any_autocast_enabled()
+    )
+
+
+def _record_as_one(spelling: Spelling, rule: Rule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of an op that is defined by others, by its rule as one; ``NotImplemented`` where that does not serve."""
+    with DisableTorchFunctionSubclass():
+        bound = spelling.bind(args, kwargs)
+        mask, parents, has_native = find_parents(rule, bound)
+        if not mask or has_native or kwargs.get("out") is not None:
+            return NotImplemented
+        assert rule.forward is not None
+        made = rule.forward(*bound)
+        return NotImplemented if made is None else save_and_mark(rule, mask, parents, bound, *made)
 
 
 def run_unrecorded(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ops_registry.binding import Spelling
-from ops_registry.rule import FROM_RESULT, CallPlan
+from ops_registry.rule import FROM_RESULT, CallPlan, Rule
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     creation_of,
@@ -57,6 +57,11 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
     """Run an in-place call and record it under the rule of the out-of-place op, by the steps of ``call.record``."""
     with DisableTorchFunctionSubclass():
         rule = spelling.rule
+        if args and type(args[0]) is Tensor and not asked.graphs and not torch.is_grad_enabled():
+            # An optimiser's step: nothing to record, so nothing to bind.
+            result = func(*args, **kwargs)
+            _note_unrecorded_write(rule, args[0])
+            return result
         # 1 bind
         bound = spelling.bind(args, kwargs)
         target = bound[spelling.written_argument]
@@ -68,9 +73,7 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
             if asked.graphs:
                 note_unrecorded(rule.name, [value for value in bound if value is not target])
             result = func(*args, **kwargs)
-            if rule.name not in GEOMETRY:
-                written_unrecorded(target)
-                note_write(target, rule.name)
+            _note_unrecorded_write(rule, target)
             return result
         check_write(target, rule.name)
         if rule.name not in GEOMETRY:
@@ -95,6 +98,13 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
             if levels.open:
                 _note_written_arguments(target)
         return None if func is torch.Tensor.__setitem__ else target
+
+
+def _note_unrecorded_write(rule: Rule, target: torch.Tensor) -> None:
+    """``target`` has just been written into by a call that leaves no node."""
+    if rule.name not in GEOMETRY:
+        written_unrecorded(target)
+        note_write(target, rule.name)
 
 
 def _before(spelling: Spelling, plan: CallPlan, bound: tuple[Any, ...], *, copy: bool) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ import torch
 
 from ops_registry.binding import Kind, Spelling, gather_varargs
 from ops_registry.registry import active
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, is_any_autocast_enabled
 from tracer.graph import current
 from tracer.node import CallNode
 from tracer.notes.cuts import asked, note_unrecorded
@@ -60,7 +60,7 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
         return call_without_rule(func, types, args, kwargs or NO_KEYWORDS)
     while True:
         if spelling.fast and not kwargs:
-            # Fast lane: inlined copy of ``call.record`` for a call by position of an op whose rule has no forward of its own.
+            # Fast lane: inlined copy of ``call.record`` for a call by position.
             # Without it a step of small ops takes 19 % longer (mul, add, tanh on 4 elements, forward and backward;
             # `benchmarks/lanes.py`, 2026-11).
             given = gather_varargs(args) if spelling.varargs else args
@@ -68,6 +68,9 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
             tails = spelling.default_tails
             if count < len(tails):
                 rule = spelling.rule
+                forward = rule.forward
+                if forward is not None and is_any_autocast_enabled():
+                    return record(spelling, func, args, NO_KEYWORDS)
                 # 1 bind
                 bound = given + tails[count]
                 mask = 0
@@ -95,17 +98,22 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                             if rule.uncovered_positional:
                                 check_uncovered(rule, bound)
                     # 3 run
-                    result = spelling.function(*args)
                     if not mask:
+                        result = spelling.function(*args)
                         if asked.graphs:
                             note_unrecorded(rule.name, args)
                         return mark_constant(result, args, NO_KEYWORDS)
+                    by_products = NO_KEYWORDS
+                    if forward is None:
+                        result = spelling.function(*args)
+                    else:
+                        result, by_products = forward(*bound)
                     if (
                         type(result) is not _PLAIN
                         or result.dtype not in DIFFERENTIABLE
                         or (rule.may_return_plain and came_in(result, bound, NO_KEYWORDS))
                     ):
-                        return save_and_mark(rule, mask, parents, bound, result, NO_KEYWORDS)
+                        return save_and_mark(rule, mask, parents, bound, result, by_products)
                     # 4 save
                     plan = rule.plans.get(mask) or rule.plan(mask)
                     try:
@@ -115,7 +123,7 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                     if plan.gather is None:
                         node = CallNode(plan, parents, shape, result.dtype)
                     else:
-                        node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, NO_KEYWORDS))
+                        node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, by_products))
                     if current.graph is not None:
                         current.graph.note(node, result, bound)
                     # 5 mark

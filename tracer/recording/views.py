@@ -182,6 +182,8 @@ def written_unrecorded(target: torch.Tensor) -> None:
     """After a write that left no node: as in torch, one of several views of one call may not be used after any write to its memory."""
     base: Any = base_of(target)
     base = target if base is None else base
+    if type(base) is Tensor and not getattr(base, "_views", None):
+        return
     for view in live_views(base):
         node = getattr(view, "_node", None)
         if node is not None and write_ban(view) in _STALE_AFTER_A_WRITE:

@@ -50,12 +50,14 @@ def call_without_rule(
     handler = HANDLERS.get(func)
     if handler is not None:
         return handler(*args, **kwargs)
-    if isinstance(func, python_types.FunctionType) and func not in _running.functions:
-        _running.functions.add(func)
-        try:
-            return redispatch(func, types, args, kwargs)
-        finally:
-            _running.functions.discard(func)
+    if isinstance(func, python_types.FunctionType):
+        running = _running.functions
+        if func not in running:
+            running.add(func)
+            try:
+                return redispatch(func, types, args, kwargs)
+            finally:
+                running.discard(func)
     overload = overload_of(func, args, kwargs)
     if overload is not None:
         result = run_library_op(func, overload, types, args, kwargs)
