@@ -20,8 +20,8 @@ import torch.distributed
 import torch.fx.experimental.proxy_tensor
 import torch.nested._internal.nested_tensor
 import torch.utils._device
-import torch.utils._pytree
 import torch.utils._python_dispatch
+import torch.utils._pytree
 import torch.utils.checkpoint
 
 #: Turns interception by subclasses off for a block (public documentation names it, the module is private).

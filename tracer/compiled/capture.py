@@ -20,7 +20,7 @@ from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.random_numbers import random_numbers
 from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
-from tracer.compiled.simplify import simplified
+from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
 from tracer.errors import CaptureError
 from tracer.graph import Graph
@@ -55,6 +55,10 @@ class Captured:
     rebuild: Rebuild
     #: Gradients: position of the tensor, position among the results.
     grads: list[tuple[int, int]]
+    #: Tensors whose ``.grad`` at the start is an input as well, behind all others.
+    given: list[int]
+    #: Tensors that the step makes require grad, or no longer.
+    turned: list[tuple[int, bool]]
     #: Tensors whose ``.grad`` the step has set to None.
     cleared: list[int]
     #: Tensors that the step writes into.
@@ -74,6 +78,7 @@ class _Run:
     rebuild: Rebuild = lambda leaves: leaves[0]
     grads: list[tuple[int, int]] = field(default_factory=list)
     cleared: list[int] = field(default_factory=list)
+    turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
 
 
@@ -119,8 +124,10 @@ def capture_step(
         run.returned,
         run.rebuild,
         run.grads,
+        [i for i, _ in given],
+        run.turned,
         run.cleared,
-        sorted(set(written)),
+        sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
         strangers,
     )
@@ -149,6 +156,8 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
     """Note what came out: gradients first, then what was returned, which may be the same tensors."""
     of_grad: dict[int, int] = {}
     for position, original in enumerate(originals):
+        if original.requires_grad != original.required_grad:
+            run.turned.append((position, original.requires_grad))
         grad = original.grad
         if grad is None:
             if position in given:

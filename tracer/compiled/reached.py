@@ -11,7 +11,7 @@ import functools
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from operator import is_
 from typing import Any
@@ -56,10 +56,33 @@ def names_in(code: types.CodeType) -> set[str]:
     return found
 
 
+def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
+    """What differs between two lists of named values, in words."""
+    old, new = dict(before), dict(after)
+    found = []
+    for name in [*new, *(name for name in old if name not in new)]:
+        if name not in old:
+            found.append(f"{name} (new: {_told(new[name])})")
+        elif name not in new:
+            found.append(f"{name} (gone)")
+        elif old[name] != new[name]:
+            found.append(f"{name} ({_told(old[name])} -> {_told(new[name])})")
+    return found
+
+
+def _told(fact: Any) -> str:
+    """A value in words; a plain one comes with its type, which goes without saying."""
+    if isinstance(fact, tuple) and len(fact) == 2 and isinstance(fact[0], type):
+        fact = fact[1]
+    text = fact if isinstance(fact, str) else repr(fact)
+    return text if len(text) < 80 else f"{text[:77]}..."
+
+
 class Reached:
     """What a step reached when it was walked. ``unchanged()`` says whether a walk would find the same again."""
 
     def __init__(self, step: Callable[..., Any], modules: Iterable[torch.nn.Module] = ()) -> None:
+        self._step = step
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
@@ -85,6 +108,12 @@ class Reached:
         self._empty = [held for held in self._dicts if not held]
         self._dicts = [held for held in self._dicts if held]
         self._held = list(self._current())
+        self._copies = [(held, dict(held)) for held in (*self._dicts, *self._empty)]
+        self._list_copies = [(held, held.copy()) for held in self._lists]
+        self._cell_copies = [(cell, cell.cell_contents) for cell in self._cells]
+        self._named_copies = [
+            (held, {name: held[name] for name in names if name in held}) for held, names in self._named
+        ]
 
     def unchanged(self) -> bool:
         """Whether every name still holds the very object that it held."""
@@ -106,6 +135,30 @@ class Reached:
             [node.extras for node in self._nodes],
         )
 
+    def changes(self) -> str:
+        """What is not as it was at the walk, in words; empty where all is."""
+        if self.unchanged():
+            return ""
+        again = Reached(self._step, self.modules)
+        differ = differences(self.facts, again.facts)
+        return differ[0] if differ else ""
+
+    def put_back(self) -> None:
+        """Put everything back to what it was at the walk, in place."""
+        if self.unchanged():
+            return
+        for held, copied in self._copies:
+            held.clear()
+            held.update(copied)
+        for held, copied in self._list_copies:
+            held.clear()
+            (held.update if isinstance(held, set) else held.extend)(copied)
+        for cell, content in self._cell_copies:
+            cell.cell_contents = content
+        for held, copied in self._named_copies:
+            if isinstance(held, dict):
+                held.update(copied)
+
     # ------------------------------------------------------------------ the walk
     def _visit(self, value: Any, name: str, module: bool = False) -> None:
         kind = type(value)
@@ -115,6 +168,8 @@ class Reached:
         known = self._seen.get(id(value))
         if known is not None:
             self.facts.append((name, ("same", known[0])))
+            if module and isinstance(value, torch.Tensor):
+                self.in_modules.add(id(value))
             return
         self._seen[id(value)] = len(self._seen), value
         if isinstance(value, torch.Tensor):

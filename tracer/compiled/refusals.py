@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -71,8 +72,8 @@ class Watch(TorchFunctionMode):
         stranger = next(filter(_is_stranger, tensors_in((args, tuple(kwargs.values())))), None)
         if stranger is not None:
             raise CaptureError(
-                f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the step "
-                f"nor in a module that it is known to reach, {line_of(sys._getframe(1))}: {_STRANGER}"
+                f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the "
+                f"step nor in a module that it is known to reach, {line_of(sys._getframe(1))}: {_STRANGER}"
             )
         return func(*args, **kwargs)
 
@@ -130,10 +131,15 @@ def refusing() -> Iterator[Watch]:
         )
 
     handle = register_optimizer_step_pre_hook(refuse)
-    watch = Watch()
+    watch, drawn = Watch(), _python_randomness()
     try:
         with watch:
             yield watch
+        if _python_randomness() != drawn:
+            raise CaptureError(
+                "the step draws random numbers from Python's random or from NumPy: a graph would have the same ones for ever. Draw them "
+                "outside and pass them as arguments, or use torch's."
+            )
     except NO_DATA_ERRORS as error:
         raise CaptureError(
             f"the step asks for the value of a tensor ({error.func}) {_line_in(error.__traceback__)}: by item(), float(), int(), bool(), a "
@@ -159,3 +165,11 @@ def refusing() -> Iterator[Watch]:
         ) from error
     finally:
         handle.remove()
+
+
+def _python_randomness() -> tuple[Any, ...]:
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is None:
+        return (random.getstate(),)
+    kind, keys, *rest = numpy_random.get_state()
+    return random.getstate(), kind, keys.tobytes(), *rest

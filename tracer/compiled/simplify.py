@@ -52,3 +52,11 @@ def _give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence
 def _memory(node: Any) -> int:
     value = node.meta.get("val")
     return storage_key(value) if isinstance(value, torch.Tensor) else id(node)
+
+
+def written_inputs(graph: torch.fx.Graph, used: Sequence[int]) -> list[int]:
+    """The inputs that calls of the graph write into, by their positions before it was made smaller."""
+    places = dict(zip((node for node in graph.nodes if node.op == "placeholder"), used, strict=True))
+    return [
+        places[node.args[0]] for node in graph.nodes if node.target is _aten.copy_.default and node.args[0] in places
+    ]

@@ -33,6 +33,7 @@ class Original:
         self.hooks = tensor._backward_hooks if self.native else None
         self.accumulate_hooks = tensor._post_accumulate_grad_hooks if self.native else None
         self.node: Node | None = None
+        self.required_grad = False
         self.kind_of_node: tuple[Any, Any] = (None, None)
 
     def make_leaf(self) -> None:
@@ -47,6 +48,7 @@ class Original:
                 extras.hooks = extras.hooks if self.hooks is None else self.hooks
                 extras.accumulate_hooks = self.accumulate_hooks
         self.node = tensor._node if type(tensor) is Tensor else None
+        self.required_grad = self.node is not None
         if self.node is not None:
             self.kind_of_node = self.node.shape, self.node.dtype
             self.node.shape = tensor.shape

@@ -1,0 +1,195 @@
+"""One graph of a compiled step: how it is made, and how it runs on the real tensors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from ops_registry.scopes import note_applied, rules_applied
+from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, storage_key
+from tracer.backprop.accumulate import accumulate
+from tracer.compiled.backends import Backend, Run, build
+from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.reached import Reached
+from tracer.errors import CaptureError, SecondDerivativeError
+from tracer.node import RaisingNode
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
+
+_GRAD: Any = torch.Tensor.grad
+_KINDS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+@dataclass
+class StepGraph:
+    """A captured graph, what runs it, and how often it did."""
+
+    captured: Captured
+    run: Run
+    names: list[str]
+    #: Tensors that the step gets from somewhere beyond what was walked: inputs as well, behind all others.
+    strangers: list[torch.Tensor]
+    #: For each ``use`` block around the call, the ops whose rule was taken in the capture.
+    applied: tuple[set[str], ...]
+    capture_seconds: float
+    build_seconds: float
+    calls: int = 0
+    #: What was not as in the graph before, in words.
+    differed: list[str] = field(default_factory=list)
+
+    def __call__(self, tensors: list[torch.Tensor]) -> Any:
+        """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
+        captured = self.captured
+        self.calls += 1
+        if self.applied:
+            note_applied(self.applied)
+        mode = torch.is_grad_enabled()
+        with DisableTorchFunctionSubclass():
+            set_grad_enabled(False)
+            try:
+                offered = tensors
+                if self.strangers or captured.given:
+                    offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+                inputs = [offered[i] for i in captured.used]
+                if captured.written:
+                    refuse_shared_memory(captured, offered, self.names)
+                values = self.run(*inputs)
+                _fill(captured, tensors, values)
+            finally:
+                set_grad_enabled(mode)
+            return captured.rebuild([_returned(leaf, tensors, values) for leaf in captured.returned])
+
+
+def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
+    for position, wanted in captured.turned:
+        tensors[position].requires_grad_(wanted)
+    for position, at in captured.grads:
+        tensor = tensors[position]
+        if captured.looks_at_grad or _GRAD.__get__(tensor) is None:
+            _GRAD.__set__(tensor, values[at])
+        else:
+            accumulate([(tensor, [values[at]])])
+    for position in captured.cleared:
+        _GRAD.__set__(tensors[position], None)
+
+
+def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
+    if leaf.kind == "value":
+        return leaf.at
+    if leaf.kind == "input":
+        return tensors[leaf.at]
+    if leaf.kind == "grad":
+        return _GRAD.__get__(tensors[leaf.at])
+    value = values[leaf.at]
+    if not leaf.tracked:
+        return value
+    node = RaisingNode("compiled_step", _ended, (), value.shape, value.dtype) if leaf.history else None
+    return become_tracked(value, node)
+
+
+def _ended() -> Exception:
+    return SecondDerivativeError(
+        "backward came to a result of a compiled step, whose history ended with the step: its gradients were taken inside. Call backward "
+        "inside of the step, or use x.detach()."
+    )
+
+
+# ---------------------------------------------------------------------- making
+def make_graph(
+    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], backend: Backend
+) -> StepGraph:
+    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments, and build what runs it.
+
+    Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
+    """
+    for tensor, name in zip(tensors, names, strict=True):
+        _check_kind(tensor, name)
+    started = time.perf_counter()
+    try:
+        captured, strangers = _capture(call, tensors, names)
+        _refuse_homeless(captured, reached, tensors)
+        refuse_shared_memory(captured, [*tensors, *strangers], names)
+        changed = reached.changes()
+        if changed:
+            raise CaptureError(
+                f"the step changes {changed}, and a graph would not: each later call would find it as it is now. Keep it outside of the "
+                f"step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
+            )
+    finally:
+        reached.put_back()
+    built = time.perf_counter()
+    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+    with DisableTorchFunctionSubclass():
+        examples = [plain_alias(offered[i]) for i in captured.used]
+    run = build(backend, captured.graph, examples)
+    return StepGraph(captured, run, names, strangers, rules_applied(), built - started, time.perf_counter() - built)
+
+
+def _capture(
+    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str]
+) -> tuple[Captured, list[torch.Tensor]]:
+    """The graph, and the tensors that the step takes from places that nobody could see: these are inputs of the graph too."""
+    strangers: list[torch.Tensor] = []
+    grads: list[torch.Tensor | None] = [None] * len(tensors)
+    while True:
+        offered = [*tensors, *strangers]
+        all_names = names + ["a tensor from elsewhere"] * len(strangers)
+        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers))
+        if captured.looks_at_grad and not captured.given:
+            grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
+            if any(grad is not None for grad in grads):
+                continue
+        if not captured.strangers:
+            return captured, strangers
+        if strangers:
+            raise CaptureError(
+                f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
+                f"loader, a file): it would be that of the first call for ever. Make it outside, and pass it as an argument."
+            )
+        strangers += captured.strangers
+
+
+def _check_kind(tensor: torch.Tensor, name: str) -> None:
+    if type(tensor) not in _KINDS or tensor.layout is not torch.strided:
+        raise CaptureError(
+            f"{name} is a {type(tensor).__qualname__} of layout {tensor.layout}: a captured step takes dense tensors of torch's own class "
+            f"and tracked ones. Convert it, or run the step eagerly."
+        )
+    if not tensor.is_leaf:
+        raise CaptureError(
+            f"{name}, a tensor of shape {tuple(tensor.shape)}, has a history, which leads out of the step: make it inside of the step, or "
+            f"pass x.detach()."
+        )
+
+
+def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.Tensor]) -> None:
+    """Tensors that require grad belong to a module, or are arguments: others may be exchanged without anybody's notice."""
+    taken = {*captured.used, *(position for position, _ in captured.grads)}
+    for position in sorted(taken):
+        if position < len(reached.tensors) and id(tensors[position]) not in reached.in_modules:
+            tensor = tensors[position]
+            if tensor.requires_grad:
+                raise CaptureError(
+                    f"{reached.names[position]}, a tensor of shape {tuple(tensor.shape)} that requires grad, is closed over and in no "
+                    f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "
+                    f"(modules=[...])."
+                )
+
+
+def refuse_shared_memory(captured: Captured, offered: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``CaptureError`` where the step writes into memory that it reads under another name: the graph takes each for its own."""
+    memory = [storage_key(offered[i]) for i in captured.used]
+    if len(set(memory)) == len(memory):
+        return
+    at = {position: place for place, position in enumerate(captured.used)}
+    for position in captured.written:
+        others = [
+            i for i, key in zip(captured.used, memory, strict=True) if key == memory[at[position]] and i != position
+        ]
+        if others:
+            raise CaptureError(
+                f"the step writes into {names[position]}, which shares its memory with {names[others[0]]}. Give it a copy (x.clone())."
+            )
