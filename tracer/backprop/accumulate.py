@@ -163,7 +163,7 @@ def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     if alone and (grad.stride() == tensor.stride() if dense else grad.is_contiguous()) and storage_use_count(grad) == 1:
         return grad
     if dense:
-        return torch.empty_like(tensor, requires_grad=False).as_subclass(_PLAIN).copy_(grad)
+        return torch.empty_like(tensor, requires_grad=False).copy_(grad)
     return plain_alias(grad.clone(memory_format=torch.contiguous_format))
 
 
