@@ -24,12 +24,12 @@ from typing import Any
 
 import torch
 
-import tracer
 from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.operators import Way, operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.leaves import can_have_gradient, requiring_grad, tensors_of, tracked_leaf, twin
 from tracer.checks.tolerances import database_tolerance
+from tracer.compiled.api import compile
 from tracer.errors import CaptureError
 
 #: What fails, by operator, and why.
@@ -123,7 +123,7 @@ def hold(name: str, step: Step, backend: str, outcome: Outcome) -> None:
     except Exception:
         outcome.counts["raises eagerly"] += 1
         return
-    compiled = tracer.compile(step, backend=backend)
+    compiled = compile(step, backend=backend)
     try:
         found = [given_by(compiled, step.inputs(False))]
         try:
