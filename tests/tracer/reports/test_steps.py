@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from support.functions import Double
 
 import tracer
 from tracer.backprop.progress import current_graph_task_id
@@ -15,16 +16,6 @@ from tracer.backprop.progress import current_graph_task_id
 
 def leaf(*shape: int) -> torch.Tensor:
     return tracer.tensor(torch.randn(*shape, dtype=torch.float64), requires_grad=True)
-
-
-class Double(tracer.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
-        return grad * 2
 
 
 def in_place(x: torch.Tensor) -> torch.Tensor:
