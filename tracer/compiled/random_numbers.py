@@ -6,7 +6,6 @@ so the generator's state counts draws here: a state that comes again stands for 
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import TorchDispatchMode
-from tracer.compiled.refusals import line_of
+from tracer.compiled.refusals import users_line
 from tracer.errors import CaptureError
 
 #: Seeds from here on count draws; nobody seeds with such numbers by hand.
@@ -31,13 +30,13 @@ class _Stream:
         self.draws: list[tuple[Any, Any]] = []
 
     def draw(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        at = self.position(line_of(sys._getframe(2)))
+        at = self.position(users_line())
         if at == len(self.draws):
             self.draws.append((func, func(*args, **kwargs)))
         drawn_by, result = self.draws[at]
         if drawn_by is not func:
             raise CaptureError(
-                f"{func} is to draw the random numbers that {drawn_by} drew before, {line_of(sys._getframe(2))}: the random state was put "
+                f"{func} is to draw the random numbers that {drawn_by} drew before, {users_line()}: the random state was put "
                 f"back, and other calls followed. A checkpointed stretch has to do the same when it runs again."
             )
         self.generator.manual_seed(_FIRST + at + 1)
@@ -73,7 +72,7 @@ class RandomNumbers(TorchDispatchMode):
             return func(*args, **kwargs)
         if any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values())):
             raise CaptureError(
-                f"{func} draws from a generator of the user's, {line_of(sys._getframe(1))}: a graph draws from torch's own. Draw outside, "
+                f"{func} draws from a generator of the user's, {users_line()}: a graph draws from torch's own. Draw outside, "
                 f"and pass the numbers as an argument."
             )
         return self._stream_of(args, kwargs).draw(func, args, kwargs)

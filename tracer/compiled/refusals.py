@@ -13,7 +13,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
-from ops_registry.sites import is_users
+from ops_registry.sites import is_users, user_frame
 from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
 from tracer.backprop.api import backward, grad
 from tracer.errors import CaptureError, UnsupportedError
@@ -61,7 +61,7 @@ class Watch(TorchFunctionMode):
             self._refuse_memory(name, args, sys._getframe(1))
         elif name in _TEXT and args and _is_captured(args[0]):
             raise CaptureError(
-                f"a tensor is made text ({name}) in a step that is captured, {line_of(sys._getframe(1))}: it has no values then, and a "
+                f"a tensor is made text ({name}) in a step that is captured, {users_line()}: it has no values then, and a "
                 f"graph does not print. Return the tensor, and print it outside."
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
@@ -74,7 +74,7 @@ class Watch(TorchFunctionMode):
         if stranger is not None:
             raise CaptureError(
                 f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the "
-                f"step nor in a module that it is known to reach, {line_of(sys._getframe(1))}: {_STRANGER}"
+                f"step nor in a module that it is known to reach, {users_line()}: {_STRANGER}"
             )
         return func(*args, **kwargs)
 
@@ -84,7 +84,7 @@ class Watch(TorchFunctionMode):
             return
         if args and _is_captured(args[0]):
             raise CaptureError(
-                f"{name}() reads the memory of a tensor in a step that is captured, {line_of(frame)}: there are no values then, and what "
+                f"{name}() reads the memory of a tensor in a step that is captured, {users_line()}: there are no values then, and what "
                 f"is made of them would stay what it was at the first call. Return the tensor and read it outside, or pass what you need "
                 f"as an argument."
             )
@@ -104,10 +104,9 @@ def _is_stranger(value: Any) -> bool:
     return type(value) is Tensor and value._node is not None and not is_functional(physical(value))
 
 
-def line_of(frame: FrameType | None) -> str:
-    """``at file.py:12`` of the innermost frame that is the user's, from ``frame`` up."""
-    while frame is not None and not is_users(frame):
-        frame = frame.f_back
+def users_line() -> str:
+    """``at file.py:12`` of the innermost frame that is the user's."""
+    frame = user_frame()
     return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
@@ -127,7 +126,7 @@ def refusing() -> Iterator[Watch]:
 
     def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         raise CaptureError(
-            f"{type(optimizer).__name__}.step() is called in a step that is captured, {line_of(sys._getframe(1))}: its own state would "
+            f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
             f"not be part of the graph. Call it after the compiled step."
         )
 
