@@ -26,8 +26,8 @@ import torch
 
 from ops_registry.torch_private import tree_unflatten
 from tracer.checks.conformance.operators import Way, operators, ways
-from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
-from tracer.checks.leaves import can_have_gradient, requiring_grad, tensors_of, tracked_leaf, twin
+from tracer.checks.conformance.samples import OpSample, first_samples
+from tracer.checks.leaves import can_have_gradient, plain, requiring_grad, tensors_of, tracked_leaf, twin
 from tracer.checks.tolerances import database_tolerance
 from tracer.compiled.api import compile
 from tracer.errors import CaptureError
@@ -78,14 +78,9 @@ def cotangent_of(result: torch.Tensor) -> torch.Tensor:
 
 def given_by(step: Callable[..., Any], inputs: Sequence[torch.Tensor], seed: int = 0) -> Given:
     """What one call gives, as plain tensors."""
-    seed_call()
     torch.default_generator.manual_seed(seed)
     results = step(*inputs)
-    return [_plain(t) for t in (*results, *(t.grad for t in inputs), *inputs)]
-
-
-def _plain(tensor: torch.Tensor | None) -> torch.Tensor | None:
-    return None if tensor is None else tensor.detach().as_subclass(torch.Tensor).clone()
+    return [None if t is None else plain(t).clone() for t in (*results, *(t.grad for t in inputs), *inputs)]
 
 
 def differ(ours: Given, theirs: Given) -> str | None:
