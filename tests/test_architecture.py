@@ -43,7 +43,7 @@ FLOORS = {
         ("anomaly",),
         ("graph",),
         ("tracked_tensor", "naming"),
-        ("notes",),
+        ("notes", "earlier_uses"),
         ("node", "errors", "importing", "changes"),
     ),
     "ops_registry": (

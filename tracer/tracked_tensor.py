@@ -16,6 +16,7 @@ import torch
 from torch.utils.hooks import RemovableHandle
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, count_modes
+from tracer.earlier_uses import guard_earlier_uses
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node
 from tracer.notes.cuts import note_cut, note_frozen
@@ -332,8 +333,13 @@ def tracked_alias(tensor: torch.Tensor, node: Node | None = None) -> Tensor:
 
 
 def track_in_place(tensor: Any) -> Tensor:
-    """Turn a plain leaf into a tracked one, in place: the object, its ``.grad`` and its hooks stay, also hooks whose handles are out."""
+    """Turn a plain leaf into a tracked one, in place: the object, its ``.grad`` and its hooks stay, also hooks whose handles are out.
+
+    A use of it that torch has recorded before raises ``UnsupportedError`` when backward comes to it.
+    """
     wanted, hooks, post_hooks = tensor.requires_grad, tensor._backward_hooks, tensor._post_accumulate_grad_hooks
+    if wanted:
+        guard_earlier_uses(tensor)
     tensor.requires_grad_(False)
     # Assigning the class keeps the object, and with it every reference that optimisers and other modules hold.
     tracked = become_tracked(tensor)

@@ -16,6 +16,7 @@ from tracer.backprop.bridge import backward_into_torch
 from tracer.backprop.listeners import announce
 from tracer.backprop.sweep import Sweep
 from tracer.backprop.weights import implicit_gradient, spread_weight
+from tracer.earlier_uses import check_earlier_uses, was_used_earlier
 from tracer.errors import GradientArgumentError, NoHistoryError, UnsupportedError, UnusedInputError
 from tracer.graph import Graph
 from tracer.node import Node
@@ -70,7 +71,7 @@ def backward(
             if isinstance(tensor, Tensor):
                 tensor.retain_grad()  # as in torch: this fills ``.grad`` of a tensor that is no leaf
         sweep.fill_targets = True
-        sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in wanted))
+        sweep.run(roots, set(nodes), _may_lie_in_torch(wanted))
         natives = [(_native_tensor(wanted[i]), gradient) for i, gradient in _from_torch(sweep, wanted)]
         sweep.commit([(tensor, gradient) for tensor, gradient in natives if tensor is not None])
 
@@ -156,7 +157,7 @@ def gradients_of(
     sweep: Sweep, roots: list[tuple[Node, torch.Tensor]], inputs: tuple[Any, ...], nodes: list[Node]
 ) -> list[torch.Tensor | None]:
     """What ``sweep``, from ``roots`` on, brings to each of the ``inputs``, whose ``nodes`` are given; None where nothing arrives."""
-    found = sweep.run(roots, set(nodes), any(_native_tensor(place) is not None for place in inputs))
+    found = sweep.run(roots, set(nodes), _may_lie_in_torch(inputs))
     for i, gradient in _from_torch(sweep, inputs):
         found[nodes[i]] = found[nodes[i]] + gradient if nodes[i] in found else gradient
     return [found.get(node) for node in nodes]
@@ -289,10 +290,17 @@ def _native_tensor(place: Any) -> torch.Tensor | None:
     return None if place is None or type(place) is Tensor else place
 
 
+def _may_lie_in_torch(inputs: tuple[Any, ...]) -> bool:
+    """Whether a gradient of one of ``inputs`` may come out of a history of torch's own autograd."""
+    return any(_native_tensor(place) is not None or was_used_earlier(place) for place in inputs)
+
+
 def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.Tensor]]:
     """Where the sweep crossed into torch's autograd, the gradients that native inputs get there, by their positions."""
     if not sweep.bridged:
         return []
+    if any(map(was_used_earlier, inputs)):
+        check_earlier_uses(native for native, _ in sweep.bridged)
     natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
     gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives], sweep.keep_graph)
     sweep.bridged.clear()

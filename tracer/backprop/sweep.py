@@ -37,6 +37,7 @@ from tracer.backprop.hooks import (
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
 from tracer.backprop.progress import begin, end, next_task
 from tracer.backprop.projecting import check_tensor, project_list, project_onto, wrong_number
+from tracer.earlier_uses import check_earlier_uses
 from tracer.errors import FreedGraphError
 from tracer.graph import backward_order
 from tracer.naming import describe_node, say_where
@@ -486,6 +487,8 @@ class Sweep:
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``; hand over to torch what arrived there."""
+        if self.bridged:
+            check_earlier_uses(native for native, _ in self.bridged)
         self._fill(self.leaves)
         self._fill([(t, [g]) for t, g in self.retained])
         self._fill([(t, [g]) for t, g in inputs])
