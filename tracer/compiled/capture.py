@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
 from tracer.compiled.functional import functionalised
+from tracer.compiled.layouts import Layouts
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.random_numbers import random_numbers
@@ -97,7 +98,8 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
-            with refusing() as watch, random_numbers(), Respelled(), Origins():
+            layouts = Layouts()
+            with refusing(layouts) as watch, random_numbers(), Respelled(), layouts, Origins():
                 value = call()
             run.looks_at_grad = watch.looked_at_grad
             with DisableTorchFunctionSubclass():
@@ -187,10 +189,11 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
 
 
 def _strangers(graph: torch.fx.GraphModule) -> list[torch.Tensor]:
-    """Tensors that the step took from somewhere, and did not make itself (``torch.tensor(2.0)``)."""
+    """Tensors that the step took from somewhere, each once, and did not make itself (``torch.tensor(2.0)``)."""
     made = (torch.ops.aten.lift_fresh_copy.default, torch.ops.aten.lift_fresh.default)
-    return [
+    taken = (
         getattr(graph, node.target)
         for node in graph.graph.nodes
         if node.op == "get_attr" and not all(user.target in made for user in node.users)
-    ]
+    )
+    return list({id(tensor): tensor for tensor in taken}.values())

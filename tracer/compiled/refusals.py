@@ -13,9 +13,11 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
+from ops_registry.errors import GlassgradError
 from ops_registry.sites import is_users, user_frame
 from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
 from tracer.backprop.api import backward, grad
+from tracer.compiled.layouts import Layouts
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
 from tracer.node import tensors_in
@@ -48,8 +50,9 @@ _GRAD_CODES = frozenset({_GRAD_PROPERTY.fget.__code__, _GRAD_PROPERTY.fset.__cod
 class Watch(TorchFunctionMode):
     """Sees every call of the step while it is captured: refuses those that read values, and notes whether ``.grad`` is looked at."""
 
-    def __init__(self) -> None:
+    def __init__(self, layouts: Layouts) -> None:
         super().__init__()
+        self._layouts = layouts
         #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
         self.looked_at_grad = False
 
@@ -64,6 +67,11 @@ class Watch(TorchFunctionMode):
                 f"a tensor is made text ({name}) in a step that is captured, {users_line()}: it has no values then, and a "
                 f"graph does not print. Return the tensor, and print it outside."
             )
+        elif name == "as_strided_":
+            raise CaptureError(
+                f"as_strided_() lays a tensor out anew in a step that is captured, {users_line()}, and a graph would not know its size any "
+                f"more. Use as_strided()."
+            )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
             self._note_grad(sys._getframe(1))
         kwargs = kwargs or {}
@@ -76,7 +84,8 @@ class Watch(TorchFunctionMode):
                 f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the "
                 f"step nor in a module that it is known to reach, {users_line()}: {_STRANGER}"
             )
-        return func(*args, **kwargs)
+        with self._layouts.kept(func, args, kwargs):
+            return func(*args, **kwargs)
 
     def _refuse_memory(self, name: str, args: tuple[Any, ...], frame: FrameType) -> None:
         package = frame.f_globals.get("__name__", "").partition(".")[0]
@@ -121,8 +130,8 @@ def _line_in(trace: TracebackType | None) -> str:
 
 
 @contextmanager
-def refusing() -> Iterator[Watch]:
-    """While the step is captured: what no graph can hold raises ``CaptureError``."""
+def refusing(layouts: Layouts) -> Iterator[Watch]:
+    """While the step is captured: what no graph can hold raises ``CaptureError``. ``layouts`` learns which calls write in place."""
 
     def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         raise CaptureError(
@@ -131,7 +140,7 @@ def refusing() -> Iterator[Watch]:
         )
 
     handle = register_optimizer_step_pre_hook(refuse)
-    watch, drawn = Watch(), _python_randomness()
+    watch, drawn = Watch(layouts), _python_randomness()
     try:
         with watch:
             yield watch
@@ -162,6 +171,14 @@ def refusing() -> Iterator[Watch]:
         raise CaptureError(
             f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
             f"step, or run the step eagerly."
+        ) from error
+    except RuntimeError as error:
+        if isinstance(error, GlassgradError) or "functionaliz" not in str(error):
+            raise
+        raise CaptureError(
+            f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements share "
+            f"(expand, unfold), or takes a tensor from an object that the step is not known to reach. Write into a clone, or pass the "
+            f"tensor as an argument; torch says: {str(error).splitlines()[0]}"
         ) from error
     finally:
         handle.remove()

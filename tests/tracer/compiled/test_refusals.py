@@ -57,6 +57,12 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "int": (lambda loss, x: int(loss), "asks for the value"),
     "bool": (branch, "asks for the value"),
     "equal": (lambda loss, x: torch.equal(x, x + 1), "asks for the value"),
+    "as_strided_": (lambda loss, x: (x * 1).as_strided_((2, 2), (1, 2)), r"as_strided_\(\) lays a tensor out anew"),
+    "write into shared memory": (
+        lambda loss, x: (x * 1).unfold(0, 2, 1)[0].neg_(),
+        "write in place cannot",
+    ),
+    "write without a kernel": (lambda loss, x: (x * 1).polygamma_(1), "write in place cannot"),
     "format": (lambda loss, x: f"{loss:.3f}", "asks for the value"),
     "print": (lambda loss, x: repr(loss), "made text"),
     "nonzero": (lambda loss, x: x.nonzero(), "shape depends on values"),
