@@ -111,6 +111,7 @@ _BREAKING: Any = {"subsequent_indent": "    ", "break_long_words": False, "break
 def comparable(text: str, measured: bool) -> list[str]:
     """The lines of an output without what is another thing in every run, or after every change of a file of rules."""
     text = re.sub(r"\b(\w+\.py):\d+", _without_line_of_rule, text)
+    text = re.sub(r"\b\d+\.\d s\b", "# s", text)  # how long a script ran
     if not measured:
         return text.splitlines()
     return sorted(re.sub(r"-?\d[\d,.]*(e[+-]?\d+)?", "#", re.sub(r" +", " ", line)) for line in text.splitlines())
