@@ -214,7 +214,9 @@ def _advice(rows: Sequence[MemoryRow], nodes: Sequence[Node]) -> list[str]:
         advice.append(f"tracer.checkpoint(module, x) in place of module(x) would give back, in bytes: {told}.")
     packed = sum(node.packed for node in nodes)
     if packed:
-        advice.append(f"{calls(packed)}: saved-tensor hooks (a checkpoint) hold what they saved, which is not counted.")
+        advice.append(
+            f"{calls(packed)}: saved-tensor hooks hold what they saved, which is not counted (a checkpoint: the inputs of its stretch)."
+        )
     freed = sum(node.saved is None for node in nodes)
     if freed:
         advice.append(

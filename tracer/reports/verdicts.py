@@ -374,5 +374,5 @@ def _of_loss(evidence: Evidence) -> list[Cause]:
 
 def _not_finite(row: NotFinite, state: int) -> Cause:
     told = [f"{row.origin()}" + (f": {row.values}" if row.values else "")]
-    told += [] if row.effect.startswith("harmless") else [row.effect]
+    told += [] if row.harmless else [row.effect]
     return Cause(_word(state), row.op, row.site, "; ".join(told), row.repair.rstrip("."))
