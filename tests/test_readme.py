@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
-from support.pages import PAGES, ROOT, blocks, comparable, printed, rewrite
+from support.pages import PAGES, ROOT, blocks, comparable, picture_of, printed, rewrite, texts
 
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
 
@@ -23,9 +25,18 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
 def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, clean_registry: None, tmp_path: Path) -> None:
-    for block, output in printed(page, tmp_path):
+    names: dict[str, Any] = {}
+    for block, output in printed(page, tmp_path, names):
         if block.shown is not None:
             assert comparable(output, block.measured) == comparable(block.shown, block.measured)
+    picture = picture_of(page)
+    if picture is not None and shutil.which("dot") is not None:
+        assert texts(picture.read_text()) == texts(names["picture"].to_svg())
+
+
+def test_the_readme_shows_a_picture() -> None:
+    picture = picture_of(PAGES[0])
+    assert picture is not None and {"detach of mean", "net.py:14", "zero gradient"} <= set(texts(picture.read_text()))
 
 
 PAGE = """

@@ -1,8 +1,9 @@
 """The pages of the repository as programs: their blocks are run from top to bottom, and what each prints is held against what is shown.
 
-    python -m support.pages docs/asking-why.md
+    PYTHONPATH=tests python -m support.pages README.md
 
-writes what the blocks print now into a page; read it before you keep it.
+writes what the blocks print now into a page, and draws its picture; ``make pages`` does it for all. Read what has changed before you
+keep it. Where lines moved that are named in the page, run it again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
-from contextlib import redirect_stdout
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,8 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 #: A page shows a longer line of output in several, but for the rows of tables, which begin with spaces.
 LONGEST_LINE = 120
 
-#: Blocks that run: of Python, or of the shell. A block of Python with the name of a file is that file, for the shell to run. A block that
-#: is shown as ``text`` directly after is what it prints; ``text measured``: its numbers are other ones in every run.
+#: Blocks that run: of Python, or of the shell. A block of Python with the name of a file is that file, to be imported or run by the
+#: shell. A block that is shown as ``text`` directly after is what it prints; ``text measured``: its numbers are other ones in every run.
 _BLOCK = re.compile(
     r"^```(?P<kind>python|sh)(?: (?P<file>\S+))?\n(?P<code>.*?)^```$"
     r"(?:\n\n^```text(?P<measured> measured)?\n(?P<shown>.*?)^```$)?",
@@ -67,23 +68,38 @@ def blocks(page: Path) -> list[Block]:
     ]
 
 
-def printed(page: Path, folder: Path) -> Iterator[tuple[Block, str]]:
-    """Run the blocks of a page one after another: each with what it prints, as a page shows it.
+def printed(page: Path, folder: Path, names: dict[str, Any] | None = None) -> Iterator[tuple[Block, str]]:
+    """Run the blocks of a page one after another: each with what it prints, as a page shows it. ``names`` gets what they assign.
 
-    Files are written to ``folder``, and the shell works there.
+    Files are written to ``folder``, can be imported from there, and the shell works there.
     """
-    names = {"__name__": "page"}
+    names = {} if names is None else names
+    names["__name__"] = "page"
+    title = page.relative_to(ROOT) if page.is_relative_to(ROOT) else page
     for block in blocks(page):
         if block.file is not None:
             (folder / block.file).write_text(block.code)
-            continue
-        if block.kind == "sh":
+        elif block.kind == "sh":
             yield block, broken(_run_in_shell(block.code, folder))
-            continue
-        out = io.StringIO()
-        with redirect_stdout(out):
-            exec(compile(block.code, str(page), "exec"), names)
-        yield block, broken(out.getvalue())
+        else:
+            out = io.StringIO()
+            with redirect_stdout(out), _importing_from(folder):
+                exec(compile(block.code, str(title), "exec"), names)
+            yield block, broken(out.getvalue())
+
+
+@contextmanager
+def _importing_from(folder: Path) -> Iterator[None]:
+    """Inside the block the files of a folder are modules; they are forgotten after it."""
+    sys.path.insert(0, str(folder))
+    before = set(sys.modules)
+    try:
+        yield
+    finally:
+        sys.path.remove(str(folder))
+        for name in set(sys.modules) - before:
+            if str(folder) in str(getattr(sys.modules[name], "__file__", "")):
+                del sys.modules[name]
 
 
 def _run_in_shell(code: str, folder: Path) -> str:
@@ -121,24 +137,34 @@ def _without_line_of_rule(found: re.Match[str]) -> str:
     return found[1] if (ROOT / "ops_registry" / "rules" / found[1]).is_file() else found[0]
 
 
+def texts(svg: str) -> list[str]:
+    """What stands in a picture, in whatever order and place Graphviz has put it."""
+    return sorted(re.findall(r"<text[^>]*>(.*?)</text>", svg))
+
+
+def picture_of(page: Path) -> Path | None:
+    """The picture that a page shows, which its code has drawn and called ``picture``."""
+    found = re.search(r"\]\(([^)]+\.svg)\)", page.read_text())
+    return None if found is None else page.parent / found[1]
+
+
 def rewrite(page: Path, folder: Path) -> None:
-    """Put what the blocks print now in the place of what is shown: again where that moved lines which are named in it."""
-    for _ in range(3):
-        text = page.read_text()
-        for block, output in reversed([*printed(page, folder)]):
-            if block.shown is not None and comparable(output, block.measured) != comparable(
-                block.shown, block.measured
-            ):
-                start, end = block.span
-                text = text[:start] + output + text[end:]
-        if text == page.read_text():
-            return
-        page.write_text(text)
+    """Put what the blocks print now in the place of what is shown, and draw the picture anew where other texts stand in it."""
+    text, names = page.read_text(), dict[str, Any]()
+    for block, output in reversed([*printed(page, folder, names)]):
+        if block.shown is not None and comparable(output, block.measured) != comparable(block.shown, block.measured):
+            start, end = block.span
+            text = text[:start] + output + text[end:]
+    page.write_text(text)
+    picture = picture_of(page)
+    if picture is not None and not (
+        picture.exists() and texts(picture.read_text()) == texts(names["picture"].to_svg())
+    ):
+        names["picture"].save(picture)
 
 
 if __name__ == "__main__":
     from tempfile import TemporaryDirectory
 
-    for given in sys.argv[1:]:
-        with TemporaryDirectory() as temporary:
-            rewrite(Path(given).resolve(), Path(temporary))
+    with TemporaryDirectory() as temporary:
+        rewrite(Path(sys.argv[1]).resolve(), Path(temporary))
