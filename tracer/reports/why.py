@@ -15,7 +15,7 @@ from tracer.recording.parents import known_node
 from tracer.reports.evidence import Evidence, call_of
 from tracer.reports.report import Report, Row
 from tracer.reports.subjects import check_graph, check_model, check_tensor
-from tracer.reports.verdicts import VERDICTS, Cause, causes_of
+from tracer.reports.verdicts import VERDICTS, Cause, causes_of, of_loss
 
 
 class Why(Report[Cause]):
@@ -59,7 +59,7 @@ class WhyModel(Report[ParameterRow]):
 
     title = "Why the parameters have their gradients"
 
-    def __init__(self, rows: Sequence[ParameterRow]) -> None:
+    def __init__(self, rows: Sequence[ParameterRow], of_loss: Sequence[Cause] = ()) -> None:
         groups: dict[tuple[str, str, str], dict[str, list[ParameterRow]]] = {}
         for row in rows:
             first = row.causes[0]
@@ -75,6 +75,9 @@ class WhyModel(Report[ParameterRow]):
             for places, group in ordered
             if (first := group[0].causes[0]).cause != "ok"
         ]
+        if of_loss and not {"nan", "inf"}.intersection(row.cause for row in rows):  # no gradient tells of it
+            told.insert(0, f"the loss is {of_loss[0].told()}")
+            advice.insert(0, f"{of_loss[0].sentence()}. {of_loss[0].fix}.")
         verdict = "; ".join(told[:4]) + (f"; and {len(told) - 4} more causes" if len(told) > 4 else "")
         super().__init__(
             verdict or "the model has no parameters", [row for _, group in ordered for row in group], advice
@@ -144,7 +147,7 @@ def why_each(names: Mapping[torch.Tensor, Sequence[str]], loss: Any, graph: Grap
         causes = tuple(causes_of(parameter, loss, evidence))
         first = causes[0]
         rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes))
-    return WhyModel(rows)
+    return WhyModel(rows, of_loss(evidence))
 
 
 def _raise_what_backward_raised(evidence: Evidence) -> None:

@@ -251,6 +251,20 @@ def test_one_cause_in_many_places_is_told_once() -> None:
     assert [row.parameter for row in answer] == [f"{i}.weight" for i in range(6)]
 
 
+def test_a_loss_that_is_nan_is_told_beside_gradients_that_are_fine() -> None:
+    net = nn.track(Net())
+
+    def program() -> T:
+        return (net(torch.ones(2, 3)) - 100).log().sum()
+
+    loss, graph = noted(program)
+    answer = tracer.why(net, loss, graph)
+    line = inspect.getsourcelines(program)[1] + 1
+    assert "ok" in {row.cause for row in answer}
+    assert answer.verdict.startswith(f"the loss is nan: born in log at test_why.py:{line}; ")
+    assert "born in forward" in answer.advice[0] and "Clamp before the log" in answer.advice[0]
+
+
 def test_a_tied_parameter_stands_once_with_all_its_names() -> None:
     net = Net()
     net.head.weight = net.encoder.weight
