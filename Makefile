@@ -1,13 +1,13 @@
 # make demo: train a real network and show the point.   make test: the whole test suite.
 # make check: linters, types and the fast tests.        make lint: linters and types alone.
-# make bench: the benchmarks.
+# make bench: the benchmarks.                           make pages: what the README and docs/ show, from what their code prints.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test lint check bench clean
+.PHONY: demo test lint check bench pages clean
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/train_digits.py
@@ -34,6 +34,9 @@ bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/slowest_rules.py
+
+pages: $(VENV)/test
+	for page in README.md docs/*.md; do PYTHONPATH=tests $(BIN)/python -m support.pages $$page || exit 1; done
 
 # One stamp a set of extras: what is installed already is not installed again.
 $(VENV)/%: pyproject.toml constraints.txt

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 
 import nn
 import tracer
+from tracer.reports.report import place
 
 
 def load_example(name: str) -> ModuleType:
@@ -193,3 +194,77 @@ def test_an_audit_names_the_calls_of_a_stock_network_that_a_scope_left_out(capsy
     example.main()
     shown = capsys.readouterr().out
     assert "in transformer.h.1.mlp.act" in shown and shown.count("no complaint") == 3
+
+
+# ---------------------------------------------------------------- on networks of other packages, asked why
+@pytest.fixture(scope="module")
+def asking() -> ModuleType:
+    return load_example("asking_stock_models")
+
+
+def planted_line(example: ModuleType, text: str) -> str:
+    """``asking_stock_models.py:12`` of the line with a planted fault that has ``text`` in it."""
+    assert example.__file__ is not None
+    lines = enumerate(Path(example.__file__).read_text().splitlines(), 1)
+    (number,) = [i for i, line in lines if "# planted" in line and text in line]
+    return f"asking_stock_models.py:{number}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "much"), [("ResNet-18", 400_000), ("ViT", 90_000), ("GPT-2", 400_000)])
+def test_checkpoints_of_a_stock_network_give_back_what_was_foretold(asking: ModuleType, name: str, much: int) -> None:
+    saving = asking.save_memory(asking.STOCK[name])
+    assert saving.given_back() == saving.foretold > much
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "op", "line", "effect"),
+    [
+        ("ResNet-18", "div", "features.norm", "comes to the loss"),
+        ("ViT", "sqrt", ".sqrt()", "comes to the gradient of"),
+        ("GPT-2", "log", "p.log()", "comes to the loss"),
+    ],
+)
+def test_a_nan_planted_into_a_stock_network_is_found(
+    asking: ModuleType, name: str, op: str, line: str, effect: str
+) -> None:
+    first = asking.find_nan(asking.WITH_NAN[name]).rows[0]
+    assert first.op == op and place(first.site).startswith(planted_line(asking, line))
+    assert effect in first.effect and ("eps" in first.repair or "clamp" in first.repair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "op", "line", "cut"),
+    [
+        ("ResNet-18", "detach", "result.detach())", 30),
+        ("GPT-2", "detach", ".numpy()", 13),
+        ("ViT", "no_grad (add)", "", 30),
+    ],
+)
+def test_a_cut_planted_into_a_stock_network_is_found(
+    asking: ModuleType, name: str, op: str, line: str, cut: int
+) -> None:
+    report = asking.find_cut(asking.WITH_CUT[name])
+    rows = [row for row in report if row.cause == "cut"]
+    where = planted_line(asking, line) if line else "vision_transformer.py:"
+    assert rows[0].op == op and place(rows[0].site).startswith(where)
+    assert len(rows) == cut and {row.cause for row in report} == {"cut", "ok"} and len(report.advice) == 1
+
+
+@pytest.mark.slow
+def test_a_stock_network_computes_nothing_twice_and_sharing_saves_what_was_foretold(asking: ModuleType) -> None:
+    for stock in asking.STOCK.values():
+        assert asking.find_repeats(lambda stock=stock: (stock.make(), stock.step)).report.rows == []
+    apart, shared = asking.find_repeats(asking.recurrent_cell), asking.find_repeats(asking.recurrent_cell_cached)
+    assert sum(row.redundant for row in apart.report) == 19 * 6 and shared.report.rows == []
+    assert apart.kept - shared.kept == sum(row.bytes for row in apart.report) > 0.5 * apart.kept
+
+
+@pytest.mark.slow
+def test_the_example_that_asks_stock_networks_runs(asking: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
+    asking.main()
+    shown = capsys.readouterr().out
+    assert shown.count("were foretold") == 3 and shown.count("is born in") == 3 and shown.count("    cut: by") == 6
+    assert "in transformer.h.0" in shown and shown.count(" calls, ") == len(asking.STEPS)

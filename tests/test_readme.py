@@ -1,25 +1,16 @@
-"""Every Python block of the README and of the pages in ``docs/`` runs, and prints what is shown; every link leads somewhere."""
+"""Every block of the README and of the pages in ``docs/`` runs, and prints what is shown; every link leads somewhere."""
 
 from __future__ import annotations
 
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from support.pages import PAGES, ROOT, blocks, comparable, picture_of, printed, rewrite, texts
 
-ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 TEXTS = [*PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / "benchmarks" / "README.md"]
-
-
-#: A block of Python, and the ``text`` block that may follow it directly: what it prints.
-BLOCK = re.compile(r"^```python\n(.*?)^```$(?:\n\n^```text\n(.*?)^```$)?", re.DOTALL | re.MULTILINE)
-
-
-def blocks(page: Path) -> list[tuple[str, str | None]]:
-    """The blocks of a page, each with as many empty lines before it as put its lines where they are in the page, and what it prints."""
-    text = page.read_text()
-    return [("\n" * text.count("\n", 0, found.start(1)) + found[1], found[2]) for found in BLOCK.finditer(text)]
 
 
 def test_the_readme_has_code() -> None:
@@ -33,11 +24,58 @@ def test_the_links_of_a_page_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if blocks(p)], ids=lambda page: page.stem)
-def test_the_code_of_a_page_runs_from_top_to_bottom(
-    page: Path, clean_registry: None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    names = {"__name__": "page"}
-    for code, printed in blocks(page):
-        exec(compile(code, str(page), "exec"), names)
-        shown = capsys.readouterr().out
-        assert printed is None or shown == printed
+def test_the_code_of_a_page_runs_from_top_to_bottom(page: Path, clean_registry: None, tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for block, output in printed(page, tmp_path, names):
+        if block.shown is not None:
+            assert comparable(output, block.measured) == comparable(block.shown, block.measured)
+    picture = picture_of(page)
+    if picture is not None and shutil.which("dot") is not None:
+        assert texts(picture.read_text()) == texts(names["picture"].to_svg())
+
+
+def test_the_readme_shows_a_picture() -> None:
+    picture = picture_of(PAGES[0])
+    assert picture is not None and {"detach of mean", "net.py:14", "zero gradient"} <= set(texts(picture.read_text()))
+
+
+PAGE = """
+A page.
+
+```python job.py
+print("from a file")
+```
+
+```sh
+python job.py
+```
+
+```text
+something else
+```
+
+```python
+print("in", 1.5, "ms"); print("relu (activations.py:10)")
+```
+
+```text measured
+in 2.25   ms
+relu (activations.py:99)
+```
+
+```sh
+rm -r never/run  # nothing is shown for it
+```
+"""
+
+
+def test_a_page_may_show_files_and_commands_and_what_is_measured(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(PAGE)
+    held = [
+        (output, comparable(output, block.measured) == comparable(block.shown or "", block.measured))
+        for block, output in printed(page, tmp_path)
+    ]
+    assert held == [("from a file\n", False), ("in 1.5 ms\nrelu (activations.py:10)\n", True)]
+    rewrite(page, tmp_path)
+    assert page.read_text() == PAGE.replace("something else", "from a file")

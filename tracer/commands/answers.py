@@ -69,4 +69,4 @@ def ask(options: Namespace, moment: Moment) -> Report[Any]:
 
 def is_final(report: Report[Any], options: Namespace) -> bool:
     """Whether no later pass is to be asked: nan has been found that comes somewhere."""
-    return options.report == "nan" and bool(report.rows) and not report.rows[0].effect.startswith("harmless")
+    return options.report == "nan" and bool(report.rows) and not report.rows[0].harmless

@@ -224,10 +224,13 @@ class _Arrangement:
         self._add_arrow(leaf_key, key)
 
     def _add_cut(self, cut: RecordedCut) -> None:
-        """A cut is drawn at the calls whose history ended, unless they are gone."""
+        """A cut is drawn at the calls whose history ended. Where these are gone, it says what they were."""
+        key = ("cut", cut.what, cut.site.instruction if self._few_cuts else None)
+        if not cut.calls and not cut.gone:
+            return  # it was a leaf's
+        name = cut.what if cut.calls else f"{cut.what} of {', '.join(cut.gone[:3])}"
+        self._box(key, "cut", name, self._tree.part_of(cut.site.module)).line = _line(cut.site)
         for call in cut.calls:
-            key = ("cut", cut.what, cut.site.instruction if self._few_cuts else None)
-            self._box(key, "cut", cut.what, self._tree.part_of(cut.site.module)).line = _line(cut.site)
             self._add_arrow(self._keys[call], key)
 
 

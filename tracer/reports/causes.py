@@ -142,7 +142,7 @@ CHOOSING = frozenset(
 #: What to do about a cut, by its kind.
 FIX_CUT: dict[str, str] = {
     "detach": "Leave out detach() where the gradient is to come through, and compute with torch where NumPy takes it; "
-    "torch.nn.Parameter(x) has one in it",
+    "torch.nn.Parameter(x) detaches x too",
     "data": "Use the tensor itself, not its .data",
     "no_grad": "Make the call with gradients on, outside of torch.no_grad()",
     "inference_mode": "Take the call out of torch.inference_mode()",

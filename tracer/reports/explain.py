@@ -65,7 +65,7 @@ class CutRow(Row):
 
     cut: str
     site: Site
-    #: The ops whose results are cut off; none where they are gone, or leaves.
+    #: The ops whose results are cut off; none where they are leaves.
     results_of: tuple[str, ...]
 
 
@@ -114,7 +114,7 @@ def _advice(recorded: Recorded) -> Iterator[str]:
 
 def _cut_rows(recorded: Recorded) -> list[CutRow]:
     return [
-        CutRow(cut.what, cut.site, tuple(dict.fromkeys(recorded.calls[i].op for i in cut.calls)))
+        CutRow(cut.what, cut.site, tuple(dict.fromkeys([*(recorded.calls[i].op for i in cut.calls), *cut.gone])))
         for cut in recorded.cuts
     ]
 

@@ -16,6 +16,9 @@ from tracer.reports.report import Report, Row, as_plain, as_text, calls
 from tracer.reports.subjects import check_graph
 from tracer.reports.words import told_bytes
 
+#: A checkpoint that gives back less than this part of what the best one does is not advised.
+WORTH = 0.1
+
 
 @dataclass(frozen=True)
 class Kept:
@@ -208,13 +211,16 @@ def _advice(rows: Sequence[MemoryRow], nodes: Sequence[Node]) -> list[str]:
     advice = []
     if any(row.shared for row in rows):
         advice.append("shared: a call before keeps this memory too, and it is counted there.")
-    best = sorted((row for row in rows if row.checkpoint), key=lambda row: -(row.checkpoint or 0))[:3]
-    if best and (best[0].checkpoint or 0) > 0:
-        told = ", ".join(f"{row.what}: {whole(row.checkpoint or 0)}" for row in best if (row.checkpoint or 0) > 0)
+    best = sorted((row for row in rows if (row.checkpoint or 0) > 0), key=lambda row: -(row.checkpoint or 0))
+    worth = [row for row in best[:3] if (row.checkpoint or 0) >= WORTH * (best[0].checkpoint or 0)]
+    if worth:
+        told = ", ".join(f"{row.what}: {whole(row.checkpoint or 0)}" for row in worth)
         advice.append(f"tracer.checkpoint(module, x) in place of module(x) would give back, in bytes: {told}.")
     packed = sum(node.packed for node in nodes)
     if packed:
-        advice.append(f"{calls(packed)}: saved-tensor hooks (a checkpoint) hold what they saved, which is not counted.")
+        advice.append(
+            f"{calls(packed)}: saved-tensor hooks hold what they saved, which is not counted (a checkpoint: the inputs of its stretch)."
+        )
     freed = sum(node.saved is None for node in nodes)
     if freed:
         advice.append(

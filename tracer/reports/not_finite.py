@@ -50,6 +50,8 @@ class NotFinite(Row):
     serial: int = field(repr=False)
     #: What held it from the start: ``parameter layer.weight``.
     holder: str = field(default="", repr=False)
+    #: Whether it comes neither to the loss nor to a gradient of a leaf.
+    harmless: bool = field(default=False, repr=False)
 
     def origin(self) -> str:
         """``nan is born in forward``, or where else it came from."""
@@ -63,7 +65,21 @@ class NotFinite(Row):
         }.get(self.born, f"{self.what} is born in {self.born}")
 
 
-def find_nan(graph: Graph, loss: torch.Tensor | None = None) -> Report[NotFinite]:
+class NotFinitePlaces(Report[NotFinite]):
+    """What ``find_nan`` returns."""
+
+    title = "Where nan and inf were born"
+
+    def __str__(self) -> str:
+        first = self.rows[0] if len(self.rows) == 1 else None
+        if first is not None and first.calls == 1 and first.effect in self.verdict:
+            return "\n".join([self.verdict, *self.advice])  # which has told all of the row
+        return super().__str__()
+
+    __repr__ = __str__
+
+
+def find_nan(graph: Graph, loss: torch.Tensor | None = None) -> NotFinitePlaces:
     """Where nan and inf were born: the calls that made them of finite inputs, the steps of backward that made them of finite gradients.
 
     One row for each place, the cause of a loss that is not finite first, harmless ones last. ``graph`` has recorded the forward pass as
@@ -125,7 +141,7 @@ class Places:
         birth = next((self.forward.origin[s] for s in serials((node,)) if s in self.forward.origin), None)
         return None if birth is None else self._forward_row(birth, True)
 
-    def report(self) -> Report[NotFinite]:
+    def report(self) -> NotFinitePlaces:
         """Verdict, rows, advice."""
         births = [b for b in self.forward.births if not b.told]
         ranked: list[tuple[float, NotFinite]] = []
@@ -139,7 +155,7 @@ class Places:
         rows = [replace(group[0], calls=len(group)) for group in alike.values()]
         advice = list(dict.fromkeys(row.repair for rank, row in ranked if rank < 3 and row.repair))
         advice += self._notes()
-        return Report(self._verdict(rows), rows, advice)
+        return NotFinitePlaces(self._verdict(rows), rows, advice)
 
     def _rank(self, birth: Birth) -> float:
         led = self.led_to.get(birth)
@@ -156,7 +172,7 @@ class Places:
             )
         first = rows[0]
         where = f"{first.op} at {place(first.site)}" if first.site is not None else first.op
-        if first.effect.startswith("harmless"):
+        if first.harmless:
             harmless = "1 place makes" if len(rows) == 1 else f"{len(rows)} places make"
             end = "the loss or to a gradient" if self.backward is not None else "a result"
             return f"nothing that is not finite comes to {end}: {harmless} such numbers in vain, {where}"
@@ -212,6 +228,7 @@ class Places:
             self._repair(birth, born, node),
             call.serial,
             holder,
+            not birth.reaches and not (led is not None and led.reaches),
         )
 
     def _effect(self, birth: Birth) -> str:
@@ -288,9 +305,10 @@ class Places:
         effect = "comes to the gradient of a leaf" if birth.reaches else "harmless: it comes to no leaf"
         if birth.reaches and self.backward is not None and self.backward.leaves:
             effect = f"comes to the gradient of {_some(self.backward.leaves)}"
-        if birth.turned is not None:
+        if birth.turned is not None and birth.reaches:
             effect = f"nan from {birth.turned.op} at {place(birth.turned.site)} on, {effect}"
-        return NotFinite("backward", op, TOLD[birth.state], site, effect, values, 1, repair, node.serial)
+        what, harmless = TOLD[birth.state], not birth.reaches
+        return NotFinite("backward", op, what, site, effect, values, 1, repair, node.serial, harmless=harmless)
 
 
 def _some(leaves: list[torch.Tensor]) -> str:

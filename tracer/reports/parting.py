@@ -220,7 +220,7 @@ def _ahead(a: Run, b: Run, i: int) -> int:
 def _other_result(a: Run, b: Run, i: int, apart: _Apart, how: list[int]) -> Report[Compared]:
     p = a.print(i)
     where = f"{p.op} at {p.place}"
-    relative = "" if math.isinf(apart.relative) else f", {apart.relative:.2g} of the largest element"
+    relative = "" if math.isinf(apart.relative) else f", {apart.relative:.2g} times the largest element"
     return Report(
         f"the runs part at call {i}: {where} gave other results, {apart.text}{relative}; {_before(i, how)}",
         _rows(a, b, i),

@@ -66,6 +66,8 @@ class RecordedCut:
     site: Site
     #: Positions in ``Recorded.calls`` of those whose history ended.
     calls: tuple[int, ...]
+    #: The ops of those that are gone.
+    gone: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,7 @@ def read_graph(graph: Graph) -> Recorded:
     cuts = _noted(graph.cuts)
     serials = [node.serial for node in nodes] or [note.serial for note in notes or ()]
     position = {serial: i for i, serial in enumerate(serials)}
+    gone = {note.serial: note.op for note in notes or () if note.serial not in position}
     leaves: dict[Node, int] = {}
     if nodes:
         seen: set[int] = set()
@@ -103,7 +106,15 @@ def read_graph(graph: Graph) -> Recorded:
     return Recorded(
         calls,
         read_leaves,
-        [RecordedCut(cut.what, cut.site, _known(cut.parents, position)) for cut in cuts or ()],
+        [
+            RecordedCut(
+                cut.what,
+                cut.site,
+                _known(cut.parents, position),
+                tuple(dict.fromkeys(gone[serial] for serial in cut.parents if serial in gone)),
+            )
+            for cut in cuts or ()
+        ],
         alive=bool(nodes),
         released=any(node.saved is None for node in nodes),
         gone=sum(not note.alive for note in notes or ()),

@@ -55,8 +55,8 @@ _OVERFLOW = "The numbers grow too large: normalise what goes in, lower the learn
 
 #: A branch that where() drops.
 DOUBLE_WHERE = (
-    "What drops the value (where, masked_fill, nan_to_num) does not drop its derivative: replace the argument too, in the branch that is "
-    "not taken (the double where): torch.where(mask, f(torch.where(mask, x, 1.0)), other)."
+    "Where another branch is taken instead (where, masked_fill, nan_to_num), the value is dropped and its derivative is not: replace the "
+    "argument too (the double where): torch.where(mask, f(torch.where(mask, x, 1.0)), other)."
 )
 
 _FORWARD = {
@@ -153,7 +153,7 @@ def in_backward(op: str, dtype: torch.dtype | None, zero_gradient: bool) -> str:
     """What to do about a rule that makes nan or inf of finite gradients; ``zero_gradient``: the one that came in is 0 there."""
     known = _BACKWARD.get(op)
     if zero_gradient:
-        return DOUBLE_WHERE if known is None else f"{known} In a branch that is not taken: {DOUBLE_WHERE}"
+        return DOUBLE_WHERE if known is None else f"{known} {DOUBLE_WHERE}"
     if known is None:
         return _HALF_GRADIENT if dtype is torch.float16 else _OVERFLOW
     return known + (_HALF_EPS if dtype is torch.float16 else "")

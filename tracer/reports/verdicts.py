@@ -89,13 +89,13 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
         return [_failed(evidence)]
     state = evidence.came.get(node.serial, ABSENT)
     if state == FINE:
-        return [_ok(node, evidence, with_path), *_of_loss(evidence)]
+        return [_ok(node, evidence, with_path), *of_loss(evidence)]
     found = [_of_origin(origin, state, node, evidence) for origin in evidence.origins.get(node.serial, ())]
     if node.serial not in evidence.reached or not found:
         found.append(_of_unused_result(call_of(node)))
     if kind_of(state) != "not finite":
         found += [_of_cut(end.cut) for end in evidence.ends(serial) if end.cut is not None and end.rank[0] == 0]
-        found += _of_loss(evidence)
+        found += of_loss(evidence)
     return _each_once(found)
 
 
@@ -363,7 +363,7 @@ def _input_name(node: Node, parent: Node) -> str:
     )
 
 
-def _of_loss(evidence: Evidence) -> list[Cause]:
+def of_loss(evidence: Evidence) -> list[Cause]:
     """Of a gradient that is finite, while the loss is not."""
     row = None if evidence.loss_is_finite or evidence.root is None else evidence.places.of_result(evidence.root)
     if row is None:
@@ -374,5 +374,5 @@ def _of_loss(evidence: Evidence) -> list[Cause]:
 
 def _not_finite(row: NotFinite, state: int) -> Cause:
     told = [f"{row.origin()}" + (f": {row.values}" if row.values else "")]
-    told += [] if row.effect.startswith("harmless") else [row.effect]
+    told += [] if row.harmless else [row.effect]
     return Cause(_word(state), row.op, row.site, "; ".join(told), row.repair.rstrip("."))

@@ -13,9 +13,9 @@ from tracer.errors import FreedGraphError, OverwrittenError
 from tracer.graph import Graph
 from tracer.recording.parents import known_node
 from tracer.reports.evidence import Evidence, call_of
-from tracer.reports.report import Report, Row, place
+from tracer.reports.report import Report, Row
 from tracer.reports.subjects import check_graph, check_model, check_tensor
-from tracer.reports.verdicts import VERDICTS, Cause, causes_of
+from tracer.reports.verdicts import VERDICTS, Cause, causes_of, of_loss
 
 
 class Why(Report[Cause]):
@@ -59,24 +59,40 @@ class WhyModel(Report[ParameterRow]):
 
     title = "Why the parameters have their gradients"
 
-    def __init__(self, rows: Sequence[ParameterRow]) -> None:
-        groups: dict[tuple[str, str, str], list[ParameterRow]] = {}
+    def __init__(self, rows: Sequence[ParameterRow], of_loss: Sequence[Cause] = ()) -> None:
+        groups: dict[tuple[str, str, str], dict[str, list[ParameterRow]]] = {}
         for row in rows:
-            groups.setdefault((row.cause, row.op, place(row.site)), []).append(row)
-        ordered = sorted(groups.values(), key=lambda group: (list(VERDICTS).index(group[0].cause), -len(group)))
-        told = [f"{_told(group[0])} ({len(group)} of {_parameters(len(rows))})" for group in ordered]
-        firsts = [group[0].causes[0] for group in ordered if group[0].cause != "ok"]
-        advice = [
-            f"{_told(cause)}: {cause.reason.removesuffix('.')}.{f' {cause.fix}.' if cause.fix else ''}"
-            for cause in firsts
+            first = row.causes[0]
+            alike = ("ok", "", "") if first.cause == "ok" else (first.cause, first.reason, first.fix)
+            groups.setdefault(alike, {}).setdefault(_told(row), []).append(row)
+        ordered = [
+            (list(by_place), [row for group in by_place.values() for row in group]) for by_place in groups.values()
         ]
+        ordered.sort(key=lambda group: (list(VERDICTS).index(group[1][0].cause), -len(group[1])))
+        told = [f"{_places(places, 1)} ({len(group)} of {_parameters(len(rows))})" for places, group in ordered]
+        advice = [
+            f"{_places(places, 3)}: {first.reason.removesuffix('.')}.{f' {first.fix}.' if first.fix else ''}"
+            for places, group in ordered
+            if (first := group[0].causes[0]).cause != "ok"
+        ]
+        if of_loss and not {"nan", "inf"}.intersection(row.cause for row in rows):  # no gradient tells of it
+            told.insert(0, f"the loss is {of_loss[0].told()}")
+            advice.insert(0, f"{of_loss[0].sentence()}. {of_loss[0].fix}.")
         verdict = "; ".join(told[:4]) + (f"; and {len(told) - 4} more causes" if len(told) > 4 else "")
-        super().__init__(verdict or "the model has no parameters", [row for group in ordered for row in group], advice)
+        super().__init__(
+            verdict or "the model has no parameters", [row for _, group in ordered for row in group], advice
+        )
 
 
-def _told(row: ParameterRow | Cause) -> str:
-    cause = row.causes[0] if isinstance(row, ParameterRow) else row
-    return cause.told().rstrip(":")
+def _places(told: Sequence[str], most: int) -> str:
+    """``cut: by detach at helper.py:12 in enc, by detach at net.py:3 and 4 more places``: the places of one cause, ``most`` by name."""
+    shown = ", ".join([told[0], *[text.partition(": ")[2] for text in told[1:most]]])
+    more = len(told) - most
+    return shown if more < 1 else f"{shown} and {'1 more place' if more == 1 else f'{more:,} more places'}"
+
+
+def _told(row: ParameterRow) -> str:
+    return row.causes[0].told().rstrip(":")
 
 
 def _parameters(count: int) -> str:
@@ -131,7 +147,7 @@ def why_each(names: Mapping[torch.Tensor, Sequence[str]], loss: Any, graph: Grap
         causes = tuple(causes_of(parameter, loss, evidence))
         first = causes[0]
         rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes))
-    return WhyModel(rows)
+    return WhyModel(rows, of_loss(evidence))
 
 
 def _raise_what_backward_raised(evidence: Evidence) -> None:

@@ -226,6 +226,19 @@ def test_each_call_of_a_module_is_a_stretch_of_its_own() -> None:
     del loss
 
 
+def test_a_checkpoint_that_gives_back_next_to_nothing_is_not_advised() -> None:
+    block = torch.nn.Sequential(
+        torch.nn.LayerNorm(64), torch.nn.Linear(64, 64), torch.nn.GELU(), torch.nn.Linear(64, 64)
+    )
+    net = nn.track(torch.nn.Sequential(block))
+    with tracer.Graph(sites=True) as graph:
+        loss = net(torch.randn(32, 64)).sum()
+    report = tracer.memory(graph, by="module")
+    assert rows(report)["0.0"].checkpoint == 256 < rows(report)["0"].checkpoint
+    assert report.advice[-1].endswith(f"in bytes: 0: {rows(report)['0'].checkpoint:,}.")
+    del loss
+
+
 def test_modules_that_only_hold_others_are_shown_with_what_is_within() -> None:
     net = nn.track(torch.nn.Sequential(torch.nn.Sequential(torch.nn.Tanh(), torch.nn.Softmax(-1)), torch.nn.Tanh()))
     with tracer.Graph(sites=True) as graph:

@@ -311,6 +311,19 @@ def test_a_gradient_that_stops_before_any_leaf_is_harmless() -> None:
     assert row.op == "sqrt" and row.effect == "harmless: it comes to no leaf"
 
 
+def test_one_that_turns_into_nan_and_then_stops_is_harmless_too() -> None:
+    report = asked(lambda x: (-x).relu().pow(3).mean().pow(1 / 3), leaf(1.0, 2.0))  # inf, 0 * inf, and what relu drops
+    assert [(row.op, row.what, row.harmless) for row in report] == [("pow", "inf", True)]
+    assert report.verdict.startswith("nothing that is not finite comes to the loss or to a gradient")
+
+
+def test_the_text_of_a_single_place_has_no_table_that_says_it_again() -> None:
+    one = asked(lambda x: x.sqrt().sum(), leaf(0.0, 1.0))
+    assert len(str(one).splitlines()) == 2 and one.rows[0].values in str(one) and one.rows[0].repair in str(one)
+    looped = asked(lambda x: torch.stack([x.log() for _ in range(5)]).sum(), leaf(-1.0))
+    assert "calls" in str(looped).splitlines()[1]
+
+
 def test_values_around_a_step_of_backward_are_told() -> None:
     (row,) = asked(lambda x: (x * 2).sqrt().sum(), leaf(1.0, 0.0), values=True)
     assert row.values == "gradient of input[1] = inf for an incoming one of 1, input[1] = 0, result[1] = 0"

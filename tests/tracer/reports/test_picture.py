@@ -98,6 +98,17 @@ def test_a_cut_is_drawn_at_the_call_whose_history_ends() -> None:
     del y, z
 
 
+def test_a_cut_whose_call_is_gone_is_drawn_by_itself() -> None:
+    x = tracer.tensor(torch.ones(3), requires_grad=True)
+    with tracer.Graph(sites=True) as graph:
+        z = x.exp().detach() * x.detach() * x
+    picture = tracer.draw(graph)
+    cuts = [row for row in picture.rows if row.kind == "cut"]
+    assert [row.name for row in cuts] == ["detach of exp"]  # that of the leaf costs the calls nothing
+    assert cuts[0].line in str(picture) and "detach of exp" in picture.to_mermaid()
+    del z
+
+
 @pytest.mark.parametrize("kind", ["rule", "grad"])
 def test_a_zero_gradient_is_marked(kind: str) -> None:
     layer = nn.track(torch.nn.Linear(3, 3))

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nn
 import tracer
+from tracer.reports.report import place
 
 T = torch.Tensor
 
@@ -229,6 +230,39 @@ def test_a_model_has_one_row_a_parameter_grouped_with_the_most_surprising_first(
     ]
     assert str(answer).startswith("zero: made by relu at test_why.py:")
     assert json.loads(json.dumps(answer.to_dict()))["rows"][0]["site"]["op"] == "relu"
+
+
+def test_one_cause_in_many_places_is_told_once() -> None:
+    layers = nn.track(torch.nn.Sequential(*[torch.nn.Linear(2, 2, bias=False) for _ in range(6)]))
+
+    def program() -> T:
+        with torch.no_grad():
+            h = layers[:5](torch.ones(2))  # type: ignore[index]
+        return layers[5](h).sum()
+
+    loss, graph = noted(program)
+    answer = tracer.why(layers, loss, graph)
+    line = place(answer.rows[0].site)
+    assert (
+        answer.verdict
+        == f"cut: by no_grad (linear) at {line} and 4 more places (5 of 6 parameters); ok (1 of 6 parameters)"
+    )
+    assert len(answer.advice) == 1 and "and 2 more places: gradients were off" in answer.advice[0]
+    assert [row.parameter for row in answer] == [f"{i}.weight" for i in range(6)]
+
+
+def test_a_loss_that_is_nan_is_told_beside_gradients_that_are_fine() -> None:
+    net = nn.track(Net())
+
+    def program() -> T:
+        return (net(torch.ones(2, 3)) - 100).log().sum()
+
+    loss, graph = noted(program)
+    answer = tracer.why(net, loss, graph)
+    line = inspect.getsourcelines(program)[1] + 1
+    assert "ok" in {row.cause for row in answer}
+    assert answer.verdict.startswith(f"the loss is nan: born in log at test_why.py:{line}; ")
+    assert "born in forward" in answer.advice[0] and "Clamp before the log" in answer.advice[0]
 
 
 def test_a_tied_parameter_stands_once_with_all_its_names() -> None:
