@@ -39,6 +39,8 @@ class Progress(Protocol):
     targets: set[Node] | None
     #: What is to be called when the sweep has come through and every ``.grad`` is filled.
     callbacks: list[Callable[[], Any]]
+    #: Whether what nodes saved is to stay there.
+    keep_graph: bool
 
     def will_visit(self, node: Node) -> bool:
         """Whether ``node`` is among those that the sweep visits."""
