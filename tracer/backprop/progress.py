@@ -41,6 +41,8 @@ class Progress(Protocol):
     callbacks: list[Callable[[], Any]]
     #: Whether what nodes saved is to stay there.
     keep_graph: bool
+    #: The nodes that a gradient of zero has come to.
+    zero: set[Node]
 
     def will_visit(self, node: Node) -> bool:
         """Whether ``node`` is among those that the sweep visits."""

@@ -20,7 +20,7 @@ from tracer.compiled.capture import Captured
 from tracer.compiled.graphs import checked_capture, name_at
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
-from tracer.errors import CaptureError
+from tracer.errors import CaptureError, InPlaceError
 from tracer.node import CallNode, Leaf, Node
 from tracer.tracked_tensor import Tensor, plain_alias
 
@@ -82,7 +82,13 @@ class _Forward:
 
     def __call__(self) -> list[Any]:
         nodes = [_node_of(tensor) for tensor in self.tensors]
-        value = self.call()
+        try:
+            value = self.call()
+        except InPlaceError as error:
+            raise CaptureError(
+                f"a compiled module writes in place: {error} To its graph an argument that requires grad is a leaf, wherever it came "
+                f"from: write into a clone of it."
+            ) from error
         for tensor, node, name in zip(self.tensors, nodes, self.names, strict=True):
             if _node_of(tensor) is not node:
                 raise CaptureError(

@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.parameter import is_lazy
 
+from ops_registry.scopes import watched
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     dual_level,
@@ -41,6 +43,11 @@ def compile_module(
         raise UnsupportedError(
             f"tracer.compile got {base.__name__}, a scripted module, whose code is compiled already. Give it the module that was scripted."
         )
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise UnsupportedError(
+            f"tracer.compile got {base.__name__}, which has lazy parameters, and becomes another class at its first call. Call it once "
+            f"before, on data of the right shape."
+        )
 
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         return calls(*args, **kwargs)
@@ -70,14 +77,10 @@ class _Calls(CompiledStep):
         self.__name__ = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if get_proxy_mode() is not None or transform_level() is not None or dual_level() >= 0:
-            return self._step(
-                *args, **kwargs
-            )  # part of another graph, of a batch, or with tangents: as the module itself
-        hooks = []
-        while (
-            pair := saved_tensors_hooks(False)
-        ) is not None:  # they see what a call saves, and are no part of its graph
+        if _asks_for_calls():
+            return self._step(*args, **kwargs)
+        hooks = []  # on saved tensors: they see what a call saves, and are no part of its graph
+        while (pair := saved_tensors_hooks(False)) is not None:
             hooks.append(pair)
             pop_saved_tensors_hooks()
         originals: dict[int, torch.Tensor] = {}
@@ -97,6 +100,17 @@ class _Calls(CompiledStep):
         return make_module_graph(
             lambda: self._step(*args, **kwargs), self.__name__, reached, tensors, names, self._backend
         )
+
+
+def _asks_for_calls() -> bool:
+    """Whether somebody looks at each call here: another capture, a transform, tangents, anomaly mode. The module itself runs then."""
+    return (
+        get_proxy_mode() is not None
+        or transform_level() is not None
+        or dual_level() >= 0
+        or watched()
+        or torch.is_anomaly_enabled()
+    )
 
 
 def _cut_off(nest: Any, originals: dict[int, torch.Tensor]) -> Any:

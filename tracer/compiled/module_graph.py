@@ -15,6 +15,7 @@ from ops_registry.torch_private import (
     DisableAutocast,
     DisableTorchFunctionSubclass,
     is_any_autocast_enabled,
+    is_batched,
     saved_tensors_hooks,
     set_grad_enabled,
 )
@@ -25,9 +26,9 @@ from tracer.compiled.graphs import refuse_shared_memory
 from tracer.compiled.joint import Joint, Part, capture_module, empty_like_cotangent
 from tracer.compiled.partition import Halves, forward_alone, halves
 from tracer.compiled.reached import Reached
-from tracer.errors import SecondDerivativeError
+from tracer.errors import BatchedGradientError, SecondDerivativeError
 from tracer.graph import enter
-from tracer.node import OpaqueNode, RaisingNode
+from tracer.node import Node, OpaqueNode, RaisingNode
 from tracer.recording.parents import any_node
 from tracer.recording.saved import pack_saved, release, saved_values
 from tracer.recording.views import WriteBan, ban_writes
@@ -108,15 +109,16 @@ class ModuleGraph:
             self.title, self.joint, halves_of(self.joint, "replay"), self.names, self.applied, 0.0, 0.0, self.draws
         )
 
-    def gradients(self, saved: list[torch.Tensor], grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Run the backward graph on what was saved, a list that is emptied, and on cotangents.
+    def gradients(
+        self, saved: list[torch.Tensor], grads: Sequence[torch.Tensor | None], arrived: set[int]
+    ) -> list[torch.Tensor | None]:
+        """Run the backward graph on what was saved, a list that is emptied, and on cotangents; None stands for zero.
 
-        None among ``grads``: none has come for that result; None in the answer: nothing has come that this gradient depends on.
+        ``arrived``: the numbers of those that have come. None in the answer: nothing has come that this gradient depends on.
         """
         halves = self.halves
         assert halves.backward is not None
         kinds = self.joint.cotangents
-        arrived = {number for number, grad in enumerate(grads) if grad is not None} or set(range(len(grads)))
         saved += [_fitting(grads[number], kinds[number]) for number in halves.cotangents]
         found = halves.backward(saved)
         return [
@@ -160,11 +162,9 @@ def _leaf(part: Part, results: Sequence[torch.Tensor], originals: Sequence[torch
         return originals[part.at]
     if part.kind == "result":
         return results[part.at]
-    base = originals[part.at]
+    base = originals[part.at] if part.history else originals[part.at].detach()
     size, strides, offset = part.place
-    with torch.set_grad_enabled(part.history):
-        view = base.as_strided(size, strides, base.storage_offset() + offset)
-    return become_tracked(view) if part.tracked and type(view) is not Tensor else view
+    return base.as_strided(size, strides, base.storage_offset() + offset)
 
 
 def _fitting(grad: torch.Tensor | None, kind: tuple[Any, ...]) -> torch.Tensor:
@@ -206,15 +206,25 @@ class ModuleNode(OpaqueNode):
         return f"{self.op}Backward"
 
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        if any(g is not None and is_batched(g) for g in (grad if isinstance(grad, tuple) else (grad,))):
+            raise BatchedGradientError(
+                f"{self.op}: a compiled backward graph takes no batch of torch.vmap's. Go row by row."
+            )
         saved = list(saved_values(self))
-        sweep = innermost()
-        if sweep is not None and sweep.node is self and not sweep.keep_graph:
-            release(self)  # now, so that the graph can let go of each after its last use
         differentiable = self.graph.joint.differentiable
         grads = [grad[i] for i in differentiable] if isinstance(grad, tuple) else [grad]
+        arrived = {number for number, g in enumerate(grads) if g is not None}
+        sweep = innermost()
+        if sweep is not None and sweep.node is self:
+            if not sweep.keep_graph:
+                release(self)  # now, so that the graph can let go of each after its last use
+            arrived |= {number for number, i in enumerate(differentiable) if self._result(i) in sweep.zero}
         with _as_in_the_graph():
-            found = self.graph.gradients(saved, grads)
+            found = self.graph.gradients(saved, grads, arrived)
         return self._once(found, grads) if recorded else found
+
+    def _result(self, index: int) -> Node | None:
+        return self if self.outputs is None else (ref := self.outputs[index]) and ref()
 
     def _once(self, found: list[Any], grads: list[Any]) -> list[Any]:
         """Gradients that can be had, and not be differentiated."""

@@ -114,7 +114,7 @@ def _dependence(graph: torch.fx.Graph, forward: int) -> list[frozenset[int]]:
 def _decomposed(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     """The graph in the ops that inductor knows, without writes."""
     run = functionalised(lambda tensors: graph.forward(*tensors), [])
-    return make_fx(run, decomposition_table=inductor_decompositions())(*_examples(graph))
+    return make_fx(run, decomposition_table=inductor_decompositions(), tracing_mode="fake")(*_examples(graph))
 
 
 def _write_in_forward(forward: torch.fx.GraphModule, results: int, written: Sequence[int]) -> None:
