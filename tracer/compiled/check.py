@@ -136,6 +136,8 @@ def _difference(got: Any, expected: Any) -> str:
     if not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)):
         same = type(got) is type(expected) and (isinstance(got, torch.Tensor) or got == expected)
         return "" if same else f"{_told(got)} for {_told(expected)}"
+    if got.layout is not torch.strided and expected.layout is not torch.strided:
+        got, expected = got.to_dense(), expected.to_dense()
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"{_told(got)} for {_told(expected)}"
     if not (got.is_floating_point() or got.is_complex()):

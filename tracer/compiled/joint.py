@@ -107,6 +107,12 @@ class _Forward:
         places: dict[int, int] = {}
         self.own, self.parts = [], []
         tensors = {id(leaf): leaf for leaf in leaves if isinstance(leaf, torch.Tensor)}
+        for leaf in tensors.values():
+            if leaf.layout is not torch.strided:
+                raise CaptureError(
+                    f"the module returns a tensor of layout {leaf.layout} and shape {tuple(leaf.shape)}: a compiled module returns dense "
+                    f"ones. Return x.to_dense()."
+                )
         keys = [storage_key(leaf) for leaf in tensors.values()]
         for leaf in leaves:
             if not isinstance(leaf, torch.Tensor):
@@ -167,10 +173,8 @@ def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
             leaf.extras = before
 
 
-def capture_module(
-    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], with_gradients: bool
-) -> Joint:
-    """The graph of ``call``, which runs the module: with the gradients of all ``tensors`` that require grad, or the forward pass alone.
+def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str]) -> Joint:
+    """The graph of ``call``, which runs the module, with the gradients of all ``tensors`` that require grad where a result has a history.
 
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
@@ -179,7 +183,7 @@ def capture_module(
     _refuse_own_backward(forward, names)
     differentiable = [part.at for part in _distinct(run.parts) if part.history]
     made = Joint(forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [])
-    if not with_gradients or not differentiable:
+    if not differentiable:
         return _put_in_order(made, len(tensors))
     offered = [*tensors, *strangers]
     made.wanted = [i for i, tensor in enumerate(tensors) if tensor.requires_grad]

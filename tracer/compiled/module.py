@@ -50,6 +50,8 @@ def compile_module(
         )
 
     def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if vars(self) is not vars(module):  # a copy with other parameters: a replica of DataParallel
+            return base.__call__(self, *args, **kwargs)
         return calls(*args, **kwargs)
 
     def explain(self: torch.nn.Module) -> CompiledStepReport:
@@ -68,6 +70,8 @@ def compile_module(
 
 class _Calls(CompiledStep):
     """The calls of one compiled module."""
+
+    leaf_hooks = False
 
     def __init__(
         self, eager: Any, module: torch.nn.Module, modules: Any, backend: Backend, dynamic: bool, check: bool

@@ -30,7 +30,7 @@ from tracer.errors import BatchedGradientError, SecondDerivativeError
 from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode
 from tracer.recording.parents import any_node
-from tracer.recording.saved import pack_saved, release, saved_values
+from tracer.recording.saved import inference_error, pack_saved, release, saved_values
 from tracer.recording.views import WriteBan, ban_writes
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
@@ -145,6 +145,9 @@ class ModuleGraph:
         node = ModuleNode(self, tuple([any_node(originals[i]) for i in joint.wanted]), results)
         # An alias: a result that is saved must not hold the node that holds it.
         aliases = tuple([plain_alias(tensor) for tensor in saved])
+        for alias in aliases:
+            if alias.is_inference():
+                raise inference_error(self.title, alias)
         versions = [(alias, alias._version) for alias in aliases]
         node.saved, node.saved_versions, packed = pack_saved((aliases, versions, False), hooks)
         if packed:
@@ -259,7 +262,7 @@ def make_module_graph(
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
     started = time.perf_counter()
-    joint = capture_module(call, reached, tensors, names, torch.is_grad_enabled())
+    joint = capture_module(call, reached, tensors, names)
     graph = joint.captured.graph
     draws = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     built = time.perf_counter()

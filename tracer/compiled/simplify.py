@@ -51,7 +51,8 @@ def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[
 
 def _memory(node: Any) -> int:
     value = node.meta.get("val")
-    return storage_key(value) if isinstance(value, torch.Tensor) else id(node)
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return storage_key(value) if dense else id(node)
 
 
 def written_inputs(graph: torch.fx.Graph, used: Sequence[int]) -> list[int]:

@@ -31,6 +31,9 @@ MANY = 9
 class CompiledStep:
     """What ``tracer.compile`` returns: called as the step itself."""
 
+    #: Whether hooks on leaves run in the graph.
+    leaf_hooks = True
+
     def __init__(
         self,
         step: Callable[..., Any],
@@ -129,10 +132,14 @@ class CompiledStep:
         reached = self._reached
         same = reached is not None and len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
         if reached is None or not (same and reached.unchanged() and self._guards.check(*reached.tensors)):
-            reached = self._reached = Reached(self._step, self._modules, roots)
+            reached = self._reached = Reached(self._step, self._modules, roots, self.leaf_hooks)
             self._roots = roots
             self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-            tensors = [(*key_of_tensor(t), t.requires_grad, t.requires_grad and hooks_of(t)) for t in reached.tensors]
+            hooked = self.leaf_hooks
+            tensors = [
+                (*key_of_tensor(t), t.requires_grad, hooked and t.requires_grad and hooks_of(t))
+                for t in reached.tensors
+            ]
             key = tuple(reached.facts), tuple(tensors)
             self._state, _ = self._states.setdefault(key, (len(self._states), reached))
         return reached
