@@ -165,6 +165,14 @@ def replaced() -> bool:
     return active.table is not TABLE and any(True for _ in _blocks())
 
 
+def watched() -> bool:
+    """Whether a transform watches the calls of this thread, beneath all ``use`` blocks."""
+    table = active.table
+    while isinstance(table, _Block):
+        table = table.outer
+    return table is not TABLE
+
+
 def replaced_here(ops: Collection[str], native_call: float = math.inf) -> str | None:
     """One of ``ops`` that a ``use`` block has a rule for where this thread is now; a predicate is taken to say so.
 

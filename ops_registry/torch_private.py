@@ -98,6 +98,10 @@ def storage_key(tensor: torch.Tensor) -> int:
 #: None; torch offers no public way to ask.
 saved_tensors_hooks: Callable[[bool], Any] = torch._C._autograd._top_saved_tensors_default_hooks
 
+#: Takes the innermost pair away, and puts one there again: what is saved in between is no business of theirs.
+pop_saved_tensors_hooks: Callable[[], None] = torch._C._autograd._pop_saved_tensors_default_hooks
+push_saved_tensors_hooks: Callable[[Any, Any], None] = torch._C._autograd._push_saved_tensors_default_hooks
+
 #: Turns interception on again inside a block where it is off: for user code that is called from there.
 EnableTorchFunction: Any = torch._C._EnableTorchFunction
 
@@ -373,6 +377,58 @@ UNKNOWN_TO_FAKE: Any = (
 def inductor() -> Any:
     """torch's compiler of ATen graphs, ``torch._inductor``; loading it takes seconds, so it is loaded when it is wanted."""
     return importlib.import_module("torch._inductor")
+
+
+#: Autocast off for a block whatever the device, as backward passes run and as graphs in which its casts already are; the public one is
+#: for one device.
+DisableAutocast: Any = torch._C._DisableAutocast
+
+#: Generates the code of a graph that takes its inputs in a list and empties that, so that each can go after its last use. None in a torch
+#: that has none: then inputs live as long as the call.
+BoxedCodeGen: Any = getattr(torch.fx.graph, "_BoxedCodeGen", None)
+
+
+def split_for_memory(
+    graph: torch.fx.GraphModule, inputs: list[torch.Tensor], results: int, merge_duplicates: bool
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """torch's partitioner: a joint graph as forward and backward graph, which saves what is cheapest to save and computes the rest again.
+
+    It knows cotangents by names that begin with ``tangents``. The forward graph's outputs are the first ``results`` and what is saved.
+    """
+    partitioners = importlib.import_module("torch._functorch.partitioners")
+    with importlib.import_module("torch._functorch.config").patch(cse=merge_duplicates):
+        return partitioners.min_cut_rematerialization_partition(graph, inputs, num_fwd_outputs=results)
+
+
+def split_for_inductor(
+    graph: torch.fx.GraphModule, inputs: list[torch.Tensor], results: int
+) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
+    """The same behind inductor's own passes over joint graphs, after which random numbers are made from seeds and can be made again."""
+    return importlib.import_module("torch._inductor.compile_fx").partition_fn(graph, inputs, num_fwd_outputs=results)
+
+
+def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
+    """How inductor writes ops by others: the partitioner knows what those cost."""
+    return importlib.import_module("torch._inductor.decomposition").select_decomp_table()
+
+
+def compile_half(
+    graph: torch.fx.GraphModule, inputs: list[Any], *, backward: bool
+) -> tuple[Callable[[list[torch.Tensor]], Any], list[Any]]:
+    """One half of a joint graph through inductor, and the strides that its results then have (None for one as in the graph).
+
+    ``torch._inductor.compile`` decomposes and functionalises again, and holds all inputs until the end: what it returns takes no list
+    that it could empty.
+    """
+    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    context = torch._guards.TracingContext(torch._guards.detect_fake_mode(inputs))
+    virtualized = importlib.import_module("torch._inductor.virtualized").V
+    with (
+        torch._guards.tracing(context),
+        virtualized.set_fake_mode(context.fake_mode),
+        torch._guards.TracingContext.report_output_strides() as strides,
+    ):
+        return compile_fx.compile_fx_inner(graph, inputs, is_backward=backward, is_inference=False), list(strides or [])
 
 
 def rename_node(node: torch.fx.Node, name: str) -> None:

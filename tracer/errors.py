@@ -71,6 +71,10 @@ class SecondDerivativeError(GlassgradError):
     """A derivative of a derivative was asked of something that can be differentiated only once."""
 
 
+class BatchedGradientError(GlassgradError):
+    """Gradients came as a batch of ``torch.vmap``'s to what takes one at a time; whoever started such a sweep goes row by row then."""
+
+
 class NotInBackwardError(GlassgradError):
     """Something was asked that has an answer inside a backward pass only."""
 

@@ -39,6 +39,10 @@ class Progress(Protocol):
     targets: set[Node] | None
     #: What is to be called when the sweep has come through and every ``.grad`` is filled.
     callbacks: list[Callable[[], Any]]
+    #: Whether what nodes saved is to stay there.
+    keep_graph: bool
+    #: The nodes that a gradient of zero has come to.
+    zero: set[Node]
 
     def will_visit(self, node: Node) -> bool:
         """Whether ``node`` is among those that the sweep visits."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from tracer.compiled.backends import Backend
+from tracer.compiled.module import compile_module
 from tracer.compiled.step import CompiledStep
 
 
@@ -36,9 +37,11 @@ def compile(
     Raises ``CaptureError``, an ``UnsupportedError``, at the first call, for a step that does what no graph can hold: values that leave it,
     branches and shapes that depend on values, optimiser steps, Python state that changes. ``step.explain()`` tells of its graphs.
     """
+    given = [modules] if isinstance(modules, torch.nn.Module) else modules
+    if isinstance(step, torch.nn.Module):
+        return compile_module(step, given, backend, dynamic, check)
     if step is None:
         return lambda function: compile(function, modules=modules, backend=backend, dynamic=dynamic, check=check)
-    given = [modules] if isinstance(modules, torch.nn.Module) else modules
     return CompiledStep(step, given, backend, dynamic, check)
 
 

@@ -8,7 +8,10 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.backprop.api import grad as gradient_of
 from tracer.compiled.graphs import StepGraph, name_at
+from tracer.compiled.joint import without_hooks
+from tracer.compiled.module_graph import ModuleGraph
 from tracer.compiled.nests import flatten
 from tracer.errors import CompiledStepError
 from tracer.tracked_tensor import plain_alias
@@ -73,7 +76,40 @@ def checked_call(graph: StepGraph, step: Callable[[], Any], tensors: list[torch.
     return result
 
 
-def _compare(graph: StepGraph, got: list[Any], expected: list[Any], after: _Moment, before: _Moment) -> None:
+def checked_module_call(graph: ModuleGraph, module: Callable[[], Any], tensors: list[torch.Tensor]) -> None:
+    """Run ``module`` eagerly and then the graphs, forward and back from random cotangents; in the end all is as before.
+
+    Raises ``CompiledStepError`` where a result, a gradient or a tensor that was written differs by more than ``UNITS`` units in the last
+    place. A graph that draws random numbers is compared as it is replayed: compilers draw their own.
+    """
+    before = _Moment(tensors)
+    try:
+        expected = _results_and_gradients(module(), tensors)
+        after = _Moment(tensors)
+    finally:
+        before.restore()
+    compared = graph.replayed() if graph.draws else graph
+    try:
+        _compare(graph, _results_and_gradients(compared(tensors, tensors), tensors), expected, after, before)
+    finally:
+        before.restore()
+
+
+def _results_and_gradients(value: Any, tensors: Sequence[torch.Tensor]) -> list[Any]:
+    results = flatten(value)[0]
+    roots = [leaf for leaf in results if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
+    wanted = [tensor for tensor in tensors if tensor.requires_grad]
+    numbers = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        cotangents = [torch.randn(t.shape, dtype=t.dtype, generator=numbers).to(t.device) for t in roots]
+    with without_hooks(tensors):
+        gradients = gradient_of(roots, wanted, cotangents, allow_unused=True) if roots and wanted else ()
+    return [*_leaves(value), *_leaves(list(gradients))]
+
+
+def _compare(
+    graph: StepGraph | ModuleGraph, got: list[Any], expected: list[Any], after: _Moment, before: _Moment
+) -> None:
     now = _Moment(after.tensors)
     pairs = [(f"result {i}", a, b) for i, (a, b) in enumerate(zip(got, expected, strict=True))]
     for i, (value, eager) in enumerate(zip(now.values, after.values, strict=True)):
@@ -100,6 +136,8 @@ def _difference(got: Any, expected: Any) -> str:
     if not (isinstance(got, torch.Tensor) and isinstance(expected, torch.Tensor)):
         same = type(got) is type(expected) and (isinstance(got, torch.Tensor) or got == expected)
         return "" if same else f"{_told(got)} for {_told(expected)}"
+    if got.layout is not torch.strided and expected.layout is not torch.strided:
+        got, expected = got.to_dense(), expected.to_dense()
     if got.shape != expected.shape or got.dtype != expected.dtype:
         return f"{_told(got)} for {_told(expected)}"
     if not (got.is_floating_point() or got.is_complex()):

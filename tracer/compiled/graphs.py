@@ -109,6 +109,27 @@ def make_graph(
 
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
+    started = time.perf_counter()
+    captured, strangers = checked_capture(call, reached, tensors, names)
+    built = time.perf_counter()
+    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+    with DisableTorchFunctionSubclass():
+        examples = [plain_alias(offered[i]) for i in captured.used]
+    run = build(backend, captured.graph, examples)
+    draws = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
+    )
+    seconds = built - started, time.perf_counter() - built
+    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws)
+
+
+def checked_capture(
+    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str]
+) -> tuple[Captured, list[torch.Tensor]]:
+    """Capture what ``call`` does to ``tensors``; also the tensors that it takes from places that nobody could see.
+
+    Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
+    """
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
     if reached.arrays:
@@ -116,7 +137,6 @@ def make_graph(
             f"{reached.arrays[0]}, a NumPy array, is closed over by the step: what is made of it would stay as it is now. Make it a tensor "
             f"(torch.as_tensor) outside of the step, or pass it as one."
         )
-    started = time.perf_counter()
     try:
         captured, strangers = _capture(call, tensors, names)
         _refuse_homeless(captured, reached, tensors)
@@ -128,17 +148,9 @@ def make_graph(
                 f"the step changes {changed}, and a graph would not: each later call would find it as it is now. Keep it outside of the "
                 f"step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
             )
+        return captured, strangers
     finally:
         reached.put_back()
-    built = time.perf_counter()
-    with DisableTorchFunctionSubclass():
-        examples = [plain_alias(offered[i]) for i in captured.used]
-    run = build(backend, captured.graph, examples)
-    draws = any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
-    )
-    seconds = built - started, time.perf_counter() - built
-    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws)
 
 
 def _capture(

@@ -82,9 +82,14 @@ class Reached:
     """What a step reached when it was walked. ``unchanged()`` says whether a walk would find the same again."""
 
     def __init__(
-        self, step: Callable[..., Any], modules: Iterable[torch.nn.Module] = (), roots: Iterable[Any] = ()
+        self,
+        step: Callable[..., Any],
+        modules: Iterable[torch.nn.Module] = (),
+        roots: Iterable[Any] = (),
+        leaf_hooks: bool = True,
     ) -> None:
-        self._walked = step, tuple(modules), tuple(roots)
+        """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too."""
+        self._walked = step, tuple(modules), tuple(roots), leaf_hooks
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
@@ -104,7 +109,7 @@ class Reached:
         self._named: list[tuple[dict[str, Any], tuple[str, ...]]] = []
         self._cells: list[types.CellType] = []
         self._nodes: list[Leaf] = []
-        _, given, arguments = self._walked
+        _, given, arguments, _ = self._walked
         for module in given:
             self._visit(module, type(module).__name__)
         for argument in arguments:
@@ -248,7 +253,7 @@ class Reached:
             return
         self._named.append((tensor.__dict__, ("_node",)))
         node = tensor._node
-        if isinstance(node, Leaf):
+        if isinstance(node, Leaf) and self._walked[-1]:
             self._nodes.append(node)
             if node.extras is not None:
                 self._visit(node.extras.hooks, f"the hooks of {name}")

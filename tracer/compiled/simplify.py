@@ -21,7 +21,7 @@ def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.
         if node.target in _ALIASES:
             node.replace_all_uses_with(node.args[0])
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
-    _give_own_memory(graph, output, own)
+    give_own_memory(graph, output, own)
     graph.eliminate_dead_code()
     used = []
     for position, node in enumerate([node for node in graph.nodes if node.op == "placeholder"]):
@@ -32,7 +32,7 @@ def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.
     return module, used
 
 
-def _give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[int]) -> None:
+def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[int]) -> None:
     """Copy each result at ``own`` that is in the memory of an input or of another result."""
     results: list[Any] = list(output.args[0])  # type: ignore[arg-type]
     taken = {_memory(node) for node in graph.nodes if node.op == "placeholder"}
@@ -51,7 +51,8 @@ def _give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence
 
 def _memory(node: Any) -> int:
     value = node.meta.get("val")
-    return storage_key(value) if isinstance(value, torch.Tensor) else id(node)
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return storage_key(value) if dense else id(node)
 
 
 def written_inputs(graph: torch.fx.Graph, used: Sequence[int]) -> list[int]:

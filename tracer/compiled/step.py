@@ -15,7 +15,7 @@ import torch
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorGuards, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
-from tracer.compiled.graphs import StepGraph, make_graph
+from tracer.compiled.graphs import make_graph
 from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
 from tracer.compiled.reached import Reached, differences
 from tracer.compiled.report import CompiledStepReport
@@ -30,6 +30,9 @@ MANY = 9
 
 class CompiledStep:
     """What ``tracer.compile`` returns: called as the step itself."""
+
+    #: Whether hooks on leaves run in the graph.
+    leaf_hooks = True
 
     def __init__(
         self,
@@ -54,10 +57,17 @@ class CompiledStep:
         self._guards: Any = None
         self._state = 0
         self._states: dict[Any, tuple[int, Reached]] = {}
-        self._graphs: dict[Any, StepGraph] = {}
-        self._made: list[StepGraph] = []
+        self._graphs: dict[Any, Any] = {}
+        self._made: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        graph, tensors, is_new = self.find(args, kwargs)
+        if is_new and self._check:
+            return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
+        return graph(tensors)
+
+    def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], bool]:
+        """The graph that a call takes, the tensors that it runs on, and whether it was captured for this call."""
         leaves: Sequence[Any]
         roots: tuple[Any, ...] = ()
         if not kwargs and _TENSORS.issuperset(map(type, args)):  # most calls: looking for nests in it would take 5 us
@@ -79,22 +89,22 @@ class CompiledStep:
         if graph is not None and graph.captured.looks_at_grad:
             graph = self._graphs.get((key, _key_of_grads(tensors)))
         if graph is not None:
-            return graph(tensors)
+            return graph, tensors, False
         graph = self._make(reached, tensors, args, kwargs)
         self._note(graph, _named_key(reached, graph.names, leaves, key))
         if graph.captured.looks_at_grad:
             self._graphs[key, _key_of_grads(tensors)] = graph
         self._graphs[key] = graph
-        return checked_call(graph, lambda: self._step(*args, **kwargs), tensors) if self._check else graph(tensors)
+        return graph, tensors, True
 
     def explain(self) -> CompiledStepReport:
         """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
         backend = self._backend if isinstance(self._backend, str) else default_backend()
         if callable(self._backend):
             backend = getattr(self._backend, "__name__", "a function")
-        return CompiledStepReport(getattr(self._step, "__name__", "step"), backend, self._made)
+        return CompiledStepReport(getattr(self, "__name__", "step"), backend, self._made)
 
-    def _note(self, graph: StepGraph, key: list[tuple[str, Any]]) -> None:
+    def _note(self, graph: Any, key: list[tuple[str, Any]]) -> None:
         """What the nearest graph before was made for tells why this one had to be."""
         graph.key = key
         differ = [differences(before.key, key) for before in self._made]
@@ -102,11 +112,11 @@ class CompiledStep:
         self._made.append(graph)
         if len(self._made) == MANY:
             warnings.warn(
-                f"{getattr(self._step, '__name__', 'a step')} was captured {MANY} times; this time since it differed in "
+                f"{getattr(self, '__name__', 'a step')} was captured {MANY} times; this time since it differed in "
                 f"{'; '.join(graph.differed[:3]) or 'its gradients'}. Pass what changes as a tensor, and pad shapes to a few sizes; "
                 f".explain() tells all of it.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
@@ -122,16 +132,20 @@ class CompiledStep:
         reached = self._reached
         same = reached is not None and len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
         if reached is None or not (same and reached.unchanged() and self._guards.check(*reached.tensors)):
-            reached = self._reached = Reached(self._step, self._modules, roots)
+            reached = self._reached = Reached(self._step, self._modules, roots, self.leaf_hooks)
             self._roots = roots
             self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-            tensors = [(*key_of_tensor(t), t.requires_grad, t.requires_grad and hooks_of(t)) for t in reached.tensors]
+            hooked = self.leaf_hooks
+            tensors = [
+                (*key_of_tensor(t), t.requires_grad, hooked and t.requires_grad and hooks_of(t))
+                for t in reached.tensors
+            ]
             key = tuple(reached.facts), tuple(tensors)
             self._state, _ = self._states.setdefault(key, (len(self._states), reached))
         return reached
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> StepGraph:
-        given = _names_of_arguments(self._step, args, kwargs)
+    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+        given = names_of_arguments(self._step, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
         return make_graph(lambda: self._step(*args, **kwargs), reached, tensors, names, self._backend)
 
@@ -178,7 +192,7 @@ def _key_of_grads(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         return tuple([None if grad is None else key_of_tensor(grad) for grad in grads])
 
 
-def _names_of_arguments(step: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, str]:
+def names_of_arguments(step: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, str]:
     """By id, what the step calls each tensor among its arguments."""
     try:
         bound = inspect.signature(step).bind(*args, **kwargs).arguments

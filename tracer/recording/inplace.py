@@ -189,14 +189,16 @@ def _check_memory(target: torch.Tensor, name: str) -> None:
             f"{name} writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "
             f"is not supported. Use the out-of-place op."
         )
-    if base is None:
+    ban = write_ban(target)
+    if base is None and ban is None:
         return
-    if isinstance(getattr(base, "_node", None), Leaf) or (type(base) is not Tensor and base.requires_grad):
+    if isinstance(getattr(base, "_node", None), Leaf) or (
+        base is not None and type(base) is not Tensor and base.requires_grad
+    ):
         raise InPlaceError(
             f"{name} writes into a view, of shape {tuple(target.shape)}, of a leaf of shape {tuple(base.shape)} that requires grad. "
             f"Write under torch.no_grad(), or into a copy."
         )
-    ban = write_ban(target)
     if ban is None and type(target) is not Tensor:
         ban = _BANS_OF_PLAIN_VIEWS.get(creation_of(target))
     if ban is not None:

@@ -35,6 +35,9 @@ class WriteBan(Enum):
 
     ONE_OF_SEVERAL = "is one of several views that one call returned, which torch forbids to write into"
     OF_A_FUNCTION = "a custom Function returned, whose own backward the write would override"
+    OF_A_COMPILED_MODULE = (
+        "shares its memory with another result of a compiled module, which would not know of the write"
+    )
     OF_A_BATCH = "torch.vmap returned, and that shows the memory of another tensor as another dtype, or conjugated"
     MADE_UNDER_NO_GRAD = "was made under no_grad, and is written with gradients enabled"
 

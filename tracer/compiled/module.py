@@ -1,0 +1,142 @@
+"""A compiled module: it behaves as the module in all, and its call runs a compiled graph, forward and, from the user's backward, back."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.nn.parameter import is_lazy
+
+from ops_registry.scopes import watched
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    dual_level,
+    pop_saved_tensors_hooks,
+    push_saved_tensors_hooks,
+    saved_tensors_hooks,
+    transform_level,
+    tree_map,
+)
+from tracer.compiled.backends import Backend
+from tracer.compiled.check import checked_module_call
+from tracer.compiled.module_graph import ModuleGraph, make_module_graph
+from tracer.compiled.reached import Reached
+from tracer.compiled.report import CompiledStepReport
+from tracer.compiled.step import CompiledStep, names_of_arguments
+from tracer.errors import UnsupportedError
+from tracer.node import Leaf
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
+
+
+def compile_module(
+    module: torch.nn.Module, modules: Iterable[torch.nn.Module] | None, backend: Backend, dynamic: bool, check: bool
+) -> torch.nn.Module:
+    """What ``tracer.compile`` returns for a module: one more object with the very state of ``module``, of a subclass of its class.
+
+    Its attributes, parameters, hooks and modes are those of ``module``, whichever of the two they are set on.
+    """
+    base = type(module)
+    if isinstance(module, torch.jit.ScriptModule):
+        raise UnsupportedError(
+            f"tracer.compile got {base.__name__}, a scripted module, whose code is compiled already. Give it the module that was scripted."
+        )
+    if any(is_lazy(tensor) for tensor in (*module.parameters(), *module.buffers())):
+        raise UnsupportedError(
+            f"tracer.compile got {base.__name__}, which has lazy parameters, and becomes another class at its first call. Call it once "
+            f"before, on data of the right shape."
+        )
+
+    def call(self: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        if vars(self) is not vars(module):  # a copy with other parameters: a replica of DataParallel
+            return base.__call__(self, *args, **kwargs)
+        return calls(*args, **kwargs)
+
+    def explain(self: torch.nn.Module) -> CompiledStepReport:
+        return calls.explain()
+
+    def reduce(self: torch.nn.Module, protocol: Any) -> Any:
+        return compile_module, (module, modules, backend, dynamic, check)
+
+    body = {"__call__": call, "explain": explain, "__reduce_ex__": reduce, "_orig_mod": module, "__module__": __name__}
+    kind = type(base)(f"Compiled{base.__name__}", (base,), body)
+    twin: torch.nn.Module = object.__new__(kind)
+    object.__setattr__(twin, "__dict__", vars(module))
+    calls = _Calls(types.MethodType(base.__call__, twin), twin, modules, backend, dynamic, check)
+    return twin
+
+
+class _Calls(CompiledStep):
+    """The calls of one compiled module."""
+
+    leaf_hooks = False
+
+    def __init__(
+        self, eager: Any, module: torch.nn.Module, modules: Any, backend: Backend, dynamic: bool, check: bool
+    ) -> None:
+        super().__init__(eager, modules, backend, dynamic, check)
+        self._module = module
+        self.__name__ = type(module).__name__
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if _asks_for_calls():
+            return self._step(*args, **kwargs)
+        hooks = []  # on saved tensors: they see what a call saves, and are no part of its graph
+        while (pair := saved_tensors_hooks(False)) is not None:
+            hooks.append(pair)
+            pop_saved_tensors_hooks()
+        originals: dict[int, torch.Tensor] = {}
+        try:
+            args, kwargs = _cut_off((args, kwargs), originals)
+            graph, tensors, is_new = self.find(args, kwargs)
+        finally:
+            for pair in reversed(hooks):
+                push_saved_tensors_hooks(*pair)
+        if is_new and self._check:
+            checked_module_call(graph, lambda: self._step(*args, **kwargs), tensors)
+        return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
+
+    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> ModuleGraph:  # type: ignore[override]
+        given = names_of_arguments(self._module.forward, args, kwargs)
+        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+        return make_module_graph(
+            lambda: self._step(*args, **kwargs), self.__name__, reached, tensors, names, self._backend
+        )
+
+
+def _asks_for_calls() -> bool:
+    """Whether somebody looks at each call here: another capture, a transform, tangents, anomaly mode. The module itself runs then."""
+    return (
+        get_proxy_mode() is not None
+        or transform_level() is not None
+        or dual_level() >= 0
+        or watched()
+        or torch.is_anomaly_enabled()
+    )
+
+
+def _cut_off(nest: Any, originals: dict[int, torch.Tensor]) -> Any:
+    """``nest`` with leaves in place of the tensors that want a gradient: where their history comes from is no matter to a graph.
+
+    ``originals`` gets, by the id of each leaf, the tensor that it stands for.
+    """
+    made: dict[int, torch.Tensor] = {}
+
+    def leaf_of(value: Any) -> Any:
+        wants = (
+            value._node is not None
+            if type(value) is Tensor
+            else isinstance(value, torch.Tensor) and value.requires_grad
+        )
+        if not wants:
+            return value
+        if id(value) not in made:
+            alias = plain_alias(value)
+            made[id(value)] = become_tracked(alias, Leaf(alias, alias.shape, alias.dtype))
+            originals[id(alias)] = value
+        return made[id(value)]
+
+    with DisableTorchFunctionSubclass():
+        return tree_map(leaf_of, nest)
