@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, vendor_kernels_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.origins import Origins, name_nodes
@@ -22,6 +21,7 @@ from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
+from tracer.compiled.symbolic import Dims, Stage
 from tracer.errors import CaptureError
 from tracer.graph import Graph
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -65,6 +65,8 @@ class Captured:
     written: list[int]
     #: Whether the step looks at ``.grad``: then those that were there are inputs too, and ``grads`` are what they are in the end.
     looks_at_grad: bool
+    #: Its tensors without values, and what is known of symbolic sizes.
+    stage: Stage
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
 
@@ -83,11 +85,16 @@ class _Run:
 
 
 def capture_step(
-    call: Callable[[], Any], tensors: Sequence[torch.Tensor], names: Sequence[str], grads: Sequence[torch.Tensor | None]
+    call: Callable[[], Any],
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    grads: Sequence[torch.Tensor | None],
+    dims: Dims,
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. Raises ``CaptureError`` for what no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
+    no graph can hold.
     """
     run, written = _Run(), list[int]()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
@@ -105,16 +112,18 @@ def capture_step(
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
         return run.results
 
-    fake = _fake_mode()
+    stage = Stage(dims)
+    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     with DisableTorchFunctionSubclass():
-        examples = [fake.from_tensor(_bare(tensor)) for tensor in (*tensors, *(grad for _, grad in given))]
+        offered = [*tensors, *(grad for _, grad in given)]
+        examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
     # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
     with Graph(sites=True), vendor_kernels_off():
-        graph = make_fx(functionalised(joint, written), tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        mode = "symbolic" if dims else "fake"
+        graph = make_fx(functionalised(joint, written), tracing_mode=mode, _allow_non_fake_inputs=True)(*examples)
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
-    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
     return Captured(
@@ -129,18 +138,9 @@ def capture_step(
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
+        stage,
         strangers,
     )
-
-
-def _fake_mode() -> Any:
-    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes, static_shapes=True)
-
-
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor of the same memory, without history."""
-    return plain_alias(tensor)
 
 
 def _check_histories(originals: Sequence[Original], names: Sequence[str]) -> None:

@@ -15,6 +15,7 @@ import torch
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorGuards, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
+from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import StepGraph, make_graph
 from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
 from tracer.compiled.reached import Reached, differences
@@ -40,14 +41,11 @@ class CompiledStep:
         check: bool,
     ) -> None:
         check_backend(backend)
-        if dynamic:
-            raise CaptureError(
-                "dynamic=True: graphs of symbolic sizes are not there yet. Each shape gets a graph of its own."
-            )
         functools.update_wrapper(self, step)
         self._step = step
         self._modules = [] if modules is None else list(modules)
         self._backend = backend
+        self._dynamic = dynamic
         self._check = check
         self._reached: Reached | None = None
         self._roots: tuple[Any, ...] = ()
@@ -55,6 +53,7 @@ class CompiledStep:
         self._state = 0
         self._states: dict[Any, tuple[int, Reached]] = {}
         self._graphs: dict[Any, StepGraph] = {}
+        self._families: dict[Any, Family] = {}
         self._made: list[StepGraph] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -80,12 +79,26 @@ class CompiledStep:
             graph = self._graphs.get((key, _key_of_grads(tensors)))
         if graph is not None:
             return graph(tensors)
-        graph = self._make(reached, tensors, args, kwargs)
-        self._note(graph, _named_key(reached, graph.names, leaves, key))
+        graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
         if graph.captured.looks_at_grad:
             self._graphs[key, _key_of_grads(tensors)] = graph
         self._graphs[key] = graph
         return checked_call(graph, lambda: self._step(*args, **kwargs), tensors) if self._check else graph(tensors)
+
+    def _graph_of_family(
+        self, key: Any, reached: Reached, tensors: list[torch.Tensor], leaves: Sequence[Any], args: Any, kwargs: Any
+    ) -> StepGraph:
+        """A graph for a call of sizes not seen before: one of symbolic sizes, or a new one."""
+        family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
+        with DisableTorchFunctionSubclass():
+            graph = family.find(tensors, lambda: _key_of_grads(tensors))
+        if graph is not None:
+            return graph
+        graph = self._make(reached, tensors, args, kwargs, family)
+        with DisableTorchFunctionSubclass():
+            self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
+            family.add(graph, tensors, len(reached.tensors), _key_of_grads(tensors))
+        return graph
 
     def explain(self) -> CompiledStepReport:
         """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
@@ -94,11 +107,11 @@ class CompiledStep:
             backend = getattr(self._backend, "__name__", "a function")
         return CompiledStepReport(getattr(self._step, "__name__", "step"), backend, self._made)
 
-    def _note(self, graph: StepGraph, key: list[tuple[str, Any]]) -> None:
+    def _note(self, graph: StepGraph, key: list[tuple[str, Any]], broken: list[str]) -> None:
         """What the nearest graph before was made for tells why this one had to be."""
         graph.key = key
         differ = [differences(before.key, key) for before in self._made]
-        graph.differed = min(differ, key=len) if differ else []
+        graph.differed = (min(differ, key=len) if differ else []) + broken
         self._made.append(graph)
         if len(self._made) == MANY:
             warnings.warn(
@@ -106,7 +119,7 @@ class CompiledStep:
                 f"{'; '.join(graph.differed[:3]) or 'its gradients'}. Pass what changes as a tensor, and pad shapes to a few sizes; "
                 f".explain() tells all of it.",
                 UserWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
 
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
@@ -115,7 +128,7 @@ class CompiledStep:
         with DisableTorchFunctionSubclass():
             reached = self._look_again(tuple([leaf for leaf in leaves if _leads_on(leaf)]))
             tensors = _all_tensors(reached, leaves)
-        return self._make(reached, tensors, args, kwargs).captured.graph
+        return self._make(reached, tensors, args, kwargs, Family(self._dynamic)).captured.graph
 
     def _look_again(self, roots: tuple[Any, ...]) -> Reached:
         """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
@@ -130,10 +143,26 @@ class CompiledStep:
             self._state, _ = self._states.setdefault(key, (len(self._states), reached))
         return reached
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> StepGraph:
+    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> StepGraph:
         given = _names_of_arguments(self._step, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
-        return make_graph(lambda: self._step(*args, **kwargs), reached, tensors, names, self._backend)
+        make = functools.partial(make_graph, lambda: self._step(*args, **kwargs), reached, tensors, names)
+        with DisableTorchFunctionSubclass():
+            dims = family.dims(tensors, len(reached.tensors))
+        if not dims:
+            return make(self._backend, {})
+        try:
+            return make(self._backend, dims)
+        except Exception as error:
+            # What is wrong with the step itself comes up again with fixed sizes.
+            graph = make("replay" if self._dynamic else self._backend, {})
+            family.fixed_since = f"{type(error).__name__}: {error}"
+            if not self._dynamic:
+                return graph
+            raise CaptureError(
+                f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {error} Leave dynamic=False: "
+                f"each shape gets a graph of its own."
+            ) from error
 
 
 def _leads_on(leaf: Any) -> bool:
