@@ -65,6 +65,8 @@ class Captured:
     written: list[int]
     #: Whether the step looks at ``.grad``: then those that were there are inputs too, and ``grads`` are what they are in the end.
     looks_at_grad: bool
+    #: Whether it looks at where in their memory tensors begin.
+    looks_at_offset: bool
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
@@ -82,6 +84,7 @@ class _Run:
     cleared: list[int] = field(default_factory=list)
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
+    looks_at_offset: bool = False
 
 
 def capture_step(
@@ -106,7 +109,7 @@ def capture_step(
                     _GRAD.__set__(tensors[i], wrapper)
             with refusing() as watch, random_numbers(), Respelled(), Origins():
                 value = call()
-            run.looks_at_grad = watch.looked_at_grad
+            run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_histories(originals, names)
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
@@ -122,6 +125,9 @@ def capture_step(
     with Graph(sites=True), vendor_kernels_off():
         mode = "symbolic" if dims else "fake"
         graph = make_fx(functionalised(joint, written), tracing_mode=mode, _allow_non_fake_inputs=True)(*examples)
+    run.looks_at_offset |= any(
+        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
+    )
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
     name_nodes(graph.graph, [all_names[i] for i in used])
@@ -138,6 +144,7 @@ def capture_step(
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
+        run.looks_at_offset,
         stage,
         strangers,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -31,16 +31,15 @@ class Family:
         self._dynamic = dynamic
         #: The shapes of the arguments for which there are graphs of fixed sizes, each once.
         self._shapes: dict[tuple[torch.Size, ...], None] = {}
-        #: Graphs of symbolic sizes, and what each needs to be in ``.grad``.
-        self._graphs: list[tuple[StepGraph, Any]] = []
+        #: Graphs of symbolic sizes, and what each was made for of that which few steps look at.
+        self._graphs: list[tuple[StepGraph, tuple[Any, ...]]] = []
         #: Why there are none of symbolic sizes.
         self.fixed_since = ""
 
-    def find(self, tensors: Sequence[torch.Tensor], key_of_grads: Callable[[], Any]) -> StepGraph | None:
+    def find(self, tensors: list[torch.Tensor]) -> StepGraph | None:
         """A graph of symbolic sizes for these tensors."""
-        for graph, grads in self._graphs:
-            holds = graph.conditions is not None and graph.conditions.hold(tensors)
-            if holds and not (graph.captured.looks_at_grad and grads != key_of_grads()):
+        for graph, looks in self._graphs:
+            if graph.conditions is not None and graph.conditions.hold(tensors) and graph.looks(tensors) == looks:
                 return graph
         return None
 
@@ -61,12 +60,12 @@ class Family:
         symbolic = any(tensors[position].shape[dim] > 1 for position in dims for dim in dims[position])
         return dims if symbolic else {}
 
-    def add(self, graph: StepGraph, tensors: Sequence[torch.Tensor], first: int, grads: Any) -> None:
+    def add(self, graph: StepGraph, tensors: list[torch.Tensor], first: int) -> None:
         """Note a graph that was made for ``tensors``."""
         if graph.conditions is None:
             self._shapes[tuple([tensor.shape for tensor in tensors[first:]])] = None
         else:
-            self._graphs.append((graph, grads))
+            self._graphs.append((graph, graph.looks(tensors)))
 
     def broken(self, tensors: Sequence[torch.Tensor]) -> list[str]:
         """What ``tensors`` lack for the graph of symbolic sizes that comes nearest, in words."""

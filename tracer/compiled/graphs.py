@@ -14,6 +14,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.key import key_of_tensor
 from tracer.compiled.reached import Reached
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
@@ -46,6 +47,17 @@ class StepGraph:
     key: list[tuple[str, Any]] = field(default_factory=list)
     #: What was not as in the graph before, in words.
     differed: list[str] = field(default_factory=list)
+
+    def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
+        captured, seen = self.captured, list[Any]()
+        with DisableTorchFunctionSubclass():
+            if captured.looks_at_grad:
+                grads = [_GRAD.__get__(tensor) for tensor in tensors]
+                seen += [None if grad is None else key_of_tensor(grad) for grad in grads]
+            if captured.looks_at_offset:
+                seen += [tensor.storage_offset() for tensor in tensors]
+        return (captured.looks_at_grad, captured.looks_at_offset, *seen)
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
@@ -129,6 +141,11 @@ def make_graph(
     try:
         captured, strangers = _capture(call, tensors, names, dims)
         _refuse_homeless(captured, reached, tensors)
+        if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
+            raise CaptureError(
+                "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the start: a "
+                "graph with symbolic sizes does not know that. Give it a copy (x.clone())."
+            )
         offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
         refuse_shared_memory(captured, offered, names)
         changed = reached.changes()

@@ -23,7 +23,6 @@ from tracer.compiled.report import CompiledStepReport
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
-_GRAD: Any = torch.Tensor.grad
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
 #: So many graphs of one step are told of once.
 MANY = 9
@@ -75,14 +74,12 @@ class CompiledStep:
                 f"an argument of a compiled step is no tensor and cannot be compared ({error}): a graph is made for each value of such "
                 f"arguments. Pass tensors, numbers, strings, modules, in tuples, lists and dictionaries."
             ) from error
-        if graph is not None and graph.captured.looks_at_grad:
-            graph = self._graphs.get((key, _key_of_grads(tensors)))
+        if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
+            graph = self._graphs.get((key, graph.looks(tensors)))
         if graph is not None:
             return graph(tensors)
         graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
-        if graph.captured.looks_at_grad:
-            self._graphs[key, _key_of_grads(tensors)] = graph
-        self._graphs[key] = graph
+        self._graphs[key] = self._graphs[key, graph.looks(tensors)] = graph
         return checked_call(graph, lambda: self._step(*args, **kwargs), tensors) if self._check else graph(tensors)
 
     def _graph_of_family(
@@ -91,13 +88,13 @@ class CompiledStep:
         """A graph for a call of sizes not seen before: one of symbolic sizes, or a new one."""
         family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
         with DisableTorchFunctionSubclass():
-            graph = family.find(tensors, lambda: _key_of_grads(tensors))
+            graph = family.find(tensors)
         if graph is not None:
             return graph
         graph = self._make(reached, tensors, args, kwargs, family)
         with DisableTorchFunctionSubclass():
             self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
-            family.add(graph, tensors, len(reached.tensors), _key_of_grads(tensors))
+            family.add(graph, tensors, len(reached.tensors))
         return graph
 
     def explain(self) -> CompiledStepReport:
@@ -156,12 +153,12 @@ class CompiledStep:
         except Exception as error:
             # What is wrong with the step itself comes up again with fixed sizes.
             graph = make("replay" if self._dynamic else self._backend, {})
-            family.fixed_since = f"{type(error).__name__}: {error}"
+            family.fixed_since = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
             if not self._dynamic:
                 return graph
             raise CaptureError(
-                f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {error} Leave dynamic=False: "
-                f"each shape gets a graph of its own."
+                f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
+                f"dynamic=False: each shape gets a graph of its own."
             ) from error
 
 
@@ -198,13 +195,6 @@ def _all_tensors(reached: Reached, leaves: Sequence[Any]) -> list[torch.Tensor]:
             seen.add(id(leaf))
             tensors.append(leaf)
     return tensors
-
-
-def _key_of_grads(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-    """What there is in ``.grad`` of each, where the step looks at it."""
-    with DisableTorchFunctionSubclass():
-        grads = [_GRAD.__get__(tensor) for tensor in tensors]
-        return tuple([None if grad is None else key_of_tensor(grad) for grad in grads])
 
 
 def _names_of_arguments(step: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, str]:
