@@ -123,8 +123,8 @@ def capture_step(
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
     # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
     with Graph(sites=True), vendor_kernels_off():
-        mode = "symbolic" if dims else "fake"
-        graph = make_fx(functionalised(joint, written), tracing_mode=mode, _allow_non_fake_inputs=True)(*examples)
+        trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
+        graph = trace(*examples)
     run.looks_at_offset |= any(
         getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
     )

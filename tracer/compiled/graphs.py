@@ -47,6 +47,8 @@ class StepGraph:
     key: list[tuple[str, Any]] = field(default_factory=list)
     #: What was not as in the graph before, in words.
     differed: list[str] = field(default_factory=list)
+    #: Why its sizes are fixed where they were to be symbolic.
+    fixed_since: str = ""
 
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""

@@ -26,6 +26,10 @@ from tracer.tracked_tensor import Tensor
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
 #: So many graphs of one step are told of once.
 MANY = 9
+_ADVICE = {
+    True: "Pass what changes as a tensor, and pad shapes to a few sizes",
+    False: "Its graph is one for many sizes",
+}
 
 
 class CompiledStep:
@@ -113,8 +117,7 @@ class CompiledStep:
         if len(self._made) == MANY:
             warnings.warn(
                 f"{getattr(self._step, '__name__', 'a step')} was captured {MANY} times; this time since it differed in "
-                f"{'; '.join(graph.differed[:3]) or 'its gradients'}. Pass what changes as a tensor, and pad shapes to a few sizes; "
-                f".explain() tells all of it.",
+                f"{'; '.join(graph.differed[:3]) or 'its gradients'}. {_ADVICE[graph.conditions is None]}; .explain() tells all of it.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -155,6 +158,7 @@ class CompiledStep:
             graph = make("replay" if self._dynamic else self._backend, {})
             family.fixed_since = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
             if not self._dynamic:
+                graph.fixed_since = family.fixed_since
                 return graph
             raise CaptureError(
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -27,6 +27,11 @@ class Stage:
         self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.shapes, static_shapes=True)
         self._symbolic: dict[int, torch.Tensor] = {}
         self._names: dict[int, str] = {}
+
+    @property
+    def mode_of_tracing(self) -> Literal["fake", "symbolic"]:
+        """With symbols, torch takes its Python code for ops whose C++ code asks for numbers."""
+        return "symbolic" if self.dims else "fake"
 
     def without_values(self, position: int, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """A tensor like ``tensor``. Called with interception off."""
@@ -92,7 +97,7 @@ class Conditions:
         return list(chain.from_iterable([part for tensor in known for part in (tensor.shape, tensor.stride())]))
 
     def _test(self, text: str) -> Callable[..., Any]:
-        return eval(f"lambda {self._given}: {text}", dict(SYMPY_INTERP))  # type: ignore[no-any-return]
+        return eval(f"lambda {self._given}: {text}", dict(SYMPY_INTERP))
 
     def _told(self, text: str) -> str:
         return re.sub(r"\bn(\d+)\b", lambda found: self._names[int(found[1])], text)
