@@ -11,6 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ops_registry.torch_private import FakeTensorMode, sources_of_sizes
+from tracer.compiled.specialised import Specialising
 from tracer.tracked_tensor import plain_alias
 
 #: Which dimensions of a tensor are symbolic, by the tensor's position.
@@ -24,7 +25,8 @@ class Stage:
         self.dims = dims
         # Without duck_shape equal sizes are symbols of their own: otherwise a batch as large as a layer would be tied to it.
         self.shapes = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        self.mode = FakeTensorMode(allow_non_fake_inputs=True, shape_env=self.shapes, static_shapes=True)
+        make = Specialising if dims else FakeTensorMode
+        self.mode = make(allow_non_fake_inputs=True, shape_env=self.shapes, static_shapes=True)
         self._symbolic: dict[int, torch.Tensor] = {}
         self._names: dict[int, str] = {}
 
@@ -35,6 +37,9 @@ class Stage:
 
     def without_values(self, position: int, tensor: torch.Tensor, name: str) -> torch.Tensor:
         """A tensor like ``tensor``. Called with interception off."""
+        if self.dims or tensor.storage_offset():
+            # torch forgets offsets of results that it knows from an earlier capture; and with symbols looking for them takes longer.
+            self.mode.cache_enabled = False
         dims = self.dims.get(position, ())
         if not dims or tensor.is_conj() or tensor.is_neg():
             twin: torch.Tensor = self.mode.from_tensor(plain_alias(tensor))
