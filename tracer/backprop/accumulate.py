@@ -191,7 +191,7 @@ def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
         return grad if alone and _owns_values(grad) else grad.clone()
     if tensor.layout is not torch.strided:
         return grad if alone and storage_use_count(grad) == 1 else grad.clone()
-    dense = tensor.is_contiguous() or tensor.numel() * tensor.element_size() == tensor.untyped_storage().nbytes()
+    dense = tensor.is_contiguous() or _has_no_overlap(tensor)
     if alone and (grad.stride() == tensor.stride() if dense else grad.is_contiguous()) and storage_use_count(grad) == 1:
         return grad
     if dense:

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, vendor_kernels_off
 from tracer.compiled.functional import functionalised
+from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import Layouts
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.origins import Origins, name_nodes
@@ -23,6 +23,7 @@ from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
+from tracer.compiled.symbolic import Dims, Stage
 from tracer.errors import CaptureError
 from tracer.graph import Graph
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -66,8 +67,23 @@ class Captured:
     written: list[int]
     #: Whether the step looks at ``.grad``: then those that were there are inputs too, and ``grads`` are what they are in the end.
     looks_at_grad: bool
+    #: Whether it looks at where in their memory tensors begin.
+    looks_at_offset: bool
+    #: Its tensors without values, and what is known of symbolic sizes.
+    stage: Stage
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
+
+    def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
+        seen = list[Any]()
+        with DisableTorchFunctionSubclass():
+            if self.looks_at_grad:
+                grads = [_GRAD.__get__(tensor) for tensor in tensors]
+                seen += [None if grad is None else key_of_tensor(grad) for grad in grads]
+            if self.looks_at_offset:
+                seen += [tensor.storage_offset() for tensor in tensors]
+        return (self.looks_at_grad, self.looks_at_offset, *seen)
 
 
 @dataclass
@@ -81,14 +97,20 @@ class _Run:
     cleared: list[int] = field(default_factory=list)
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
+    looks_at_offset: bool = False
 
 
 def capture_step(
-    call: Callable[[], Any], tensors: Sequence[torch.Tensor], names: Sequence[str], grads: Sequence[torch.Tensor | None]
+    call: Callable[[], Any],
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    grads: Sequence[torch.Tensor | None],
+    dims: Dims,
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. Raises ``CaptureError`` for what no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
+    no graph can hold.
     """
     run, written = _Run(), list[int]()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
@@ -101,22 +123,27 @@ def capture_step(
             layouts = Layouts()
             with refusing(layouts) as watch, random_numbers(), Respelled(), layouts, Origins():
                 value = call()
-            run.looks_at_grad = watch.looked_at_grad
+            run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_histories(originals, names)
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
         return run.results
 
-    fake = _fake_mode()
+    stage = Stage(dims)
+    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     with DisableTorchFunctionSubclass():
-        examples = [fake.from_tensor(_bare(tensor)) for tensor in (*tensors, *(grad for _, grad in given))]
+        offered = [*tensors, *(grad for _, grad in given)]
+        examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
     # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
     with Graph(sites=True), vendor_kernels_off():
-        graph = make_fx(functionalised(joint, written), tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
+        graph = trace(*examples)
+    run.looks_at_offset |= any(
+        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
+    )
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
-    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
     return Captured(
@@ -131,18 +158,10 @@ def capture_step(
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
+        run.looks_at_offset,
+        stage,
         strangers,
     )
-
-
-def _fake_mode() -> Any:
-    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes, static_shapes=True)
-
-
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor of the same memory, without history."""
-    return plain_alias(tensor)
 
 
 def _check_histories(originals: Sequence[Original], names: Sequence[str]) -> None:

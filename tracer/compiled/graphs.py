@@ -15,6 +15,7 @@ from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
 from tracer.compiled.reached import Reached
+from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
@@ -38,11 +39,15 @@ class StepGraph:
     build_seconds: float
     #: Whether it draws random numbers.
     draws: bool
+    #: Of a graph with symbolic sizes: those that it is for.
+    conditions: Conditions | None
     calls: int = 0
     #: What it was made for, by name.
     key: list[tuple[str, Any]] = field(default_factory=list)
     #: What was not as in the graph before, in words.
     differed: list[str] = field(default_factory=list)
+    #: Why its sizes are fixed where they were to be symbolic.
+    fixed_since: str = ""
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
@@ -103,28 +108,35 @@ def _ended() -> Exception:
 
 # ---------------------------------------------------------------------- making
 def make_graph(
-    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], backend: Backend
+    call: Callable[[], Any],
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    backend: Backend,
+    dims: Dims,
 ) -> StepGraph:
     """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments, and build what runs it.
 
-    Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
+    ``dims``: which sizes of which tensors are symbolic. Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing
+    has changed.
     """
     started = time.perf_counter()
-    captured, strangers = checked_capture(call, reached, tensors, names)
+    captured, strangers = checked_capture(call, reached, tensors, names, dims)
     built = time.perf_counter()
     offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
     with DisableTorchFunctionSubclass():
-        examples = [plain_alias(offered[i]) for i in captured.used]
+        examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
     run = build(backend, captured.graph, examples)
     draws = any(
         torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
     )
     seconds = built - started, time.perf_counter() - built
-    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws)
+    conditions = captured.stage.conditions() if dims else None  # a compiler adds some
+    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws, conditions)
 
 
 def checked_capture(
-    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str]
+    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
 ) -> tuple[Captured, list[torch.Tensor]]:
     """Capture what ``call`` does to ``tensors``; also the tensors that it takes from places that nobody could see.
 
@@ -138,8 +150,13 @@ def checked_capture(
             f"(torch.as_tensor) outside of the step, or pass it as one."
         )
     try:
-        captured, strangers = _capture(call, tensors, names)
+        captured, strangers = _capture(call, tensors, names, dims)
         _refuse_homeless(captured, reached, tensors)
+        if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
+            raise CaptureError(
+                "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the start: a "
+                "graph with symbolic sizes does not know that. Give it a copy (x.clone())."
+            )
         offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
         refuse_shared_memory(captured, offered, names)
         changed = reached.changes()
@@ -154,7 +171,7 @@ def checked_capture(
 
 
 def _capture(
-    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str]
+    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str], dims: Dims
 ) -> tuple[Captured, list[torch.Tensor]]:
     """The graph, and the tensors that the step takes from places that nobody could see: these are inputs of the graph too."""
     strangers: list[torch.Tensor] = []
@@ -162,7 +179,7 @@ def _capture(
     while True:
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
-        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers))
+        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims)
         if captured.looks_at_grad and not captured.given:
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):

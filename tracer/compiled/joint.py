@@ -179,7 +179,7 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
     run = _Forward(call, tensors, names)
-    forward, strangers = checked_capture(run, reached, tensors, names)
+    forward, strangers = checked_capture(run, reached, tensors, names, {})
     _refuse_own_backward(forward, names)
     differentiable = [part.at for part in _distinct(run.parts) if part.history]
     made = Joint(forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [])
@@ -200,7 +200,7 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
         with DisableTorchFunctionSubclass():
             return [plain_alias(t) for t in run.own] + [None if g is None else plain_alias(g) for g in grads]
 
-    made.captured, more = checked_capture(joint, reached, [*offered, *cotangents], all_names)
+    made.captured, more = checked_capture(joint, reached, [*offered, *cotangents], all_names, {})
     _refuse_own_backward(made.captured, names)
     made.strangers = [*strangers, *more]
     return _put_in_order(made, len(offered))

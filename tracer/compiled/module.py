@@ -22,11 +22,12 @@ from ops_registry.torch_private import (
 )
 from tracer.compiled.backends import Backend
 from tracer.compiled.check import checked_module_call
+from tracer.compiled.families import Family
 from tracer.compiled.module_graph import ModuleGraph, make_module_graph
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.step import CompiledStep, names_of_arguments
-from tracer.errors import UnsupportedError
+from tracer.errors import CaptureError, UnsupportedError
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
@@ -76,6 +77,11 @@ class _Calls(CompiledStep):
     def __init__(
         self, eager: Any, module: torch.nn.Module, modules: Any, backend: Backend, dynamic: bool, check: bool
     ) -> None:
+        if dynamic:
+            raise CaptureError(
+                "dynamic=True: the graphs of a module have fixed sizes. Leave dynamic=False: each shape gets its own; or compile "
+                "the whole step, whose graph may be one for many sizes."
+            )
         super().__init__(eager, modules, backend, dynamic, check)
         self._module = module
         self.__name__ = type(module).__name__
@@ -98,7 +104,9 @@ class _Calls(CompiledStep):
             checked_module_call(graph, lambda: self._step(*args, **kwargs), tensors)
         return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> ModuleGraph:  # type: ignore[override]
+    def _make(
+        self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family
+    ) -> ModuleGraph:
         given = names_of_arguments(self._module.forward, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
         return make_module_graph(

@@ -70,6 +70,9 @@ class ModuleGraph:
     key: list[tuple[str, Any]] = field(default_factory=list)
     #: What was not as in the graph before, in words.
     differed: list[str] = field(default_factory=list)
+    #: As a graph of a step has them: there are no symbolic sizes here.
+    conditions: None = None
+    fixed_since: str = ""
 
     @property
     def captured(self) -> Captured:

@@ -55,6 +55,8 @@ class Watch(TorchFunctionMode):
         self._layouts = layouts
         #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
         self.looked_at_grad = False
+        #: Whether it has asked where in its memory a tensor begins.
+        self.looked_at_offset = False
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -74,6 +76,7 @@ class Watch(TorchFunctionMode):
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
             self._note_grad(sys._getframe(1))
+        self.looked_at_offset |= name == "storage_offset"
         kwargs = kwargs or {}
         if func in _BACKWARD:  # a mode does not see what is called inside of what it sees, and hooks run there
             with self:

@@ -21,6 +21,19 @@ _GRAD: Any = torch.Tensor.grad
 _REQUIRES_GRAD: Any = TensorBase.requires_grad
 
 
+class LengthFirst(tuple[int, ...]):
+    """A shape that asks for the number of dimensions before it asks for sizes: each answer about a symbolic size is a condition."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and len(self) == len(other) and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+
 class Original:
     """What a tensor was, and how it is to be again."""
 
@@ -51,7 +64,7 @@ class Original:
         self.required_grad = self.node is not None
         if self.node is not None:
             self.kind_of_node = self.node.shape, self.node.dtype
-            self.node.shape = tensor.shape
+            self.node.shape = LengthFirst(tensor.shape)  # type: ignore[assignment]
 
     def restore(self) -> None:
         """Called when its own values are there again."""

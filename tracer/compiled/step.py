@@ -15,6 +15,7 @@ import torch
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorGuards, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
+from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import make_graph
 from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
 from tracer.compiled.reached import Reached, differences
@@ -22,10 +23,13 @@ from tracer.compiled.report import CompiledStepReport
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
-_GRAD: Any = torch.Tensor.grad
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
 #: So many graphs of one step are told of once.
 MANY = 9
+_ADVICE = {
+    True: "Pass what changes as a tensor, and pad shapes to a few sizes",
+    False: "Its graph is one for many sizes",
+}
 
 
 class CompiledStep:
@@ -43,14 +47,11 @@ class CompiledStep:
         check: bool,
     ) -> None:
         check_backend(backend)
-        if dynamic:
-            raise CaptureError(
-                "dynamic=True: graphs of symbolic sizes are not there yet. Each shape gets a graph of its own."
-            )
         functools.update_wrapper(self, step)
         self._step = step
         self._modules = [] if modules is None else list(modules)
         self._backend = backend
+        self._dynamic = dynamic
         self._check = check
         self._reached: Reached | None = None
         self._roots: tuple[Any, ...] = ()
@@ -58,6 +59,7 @@ class CompiledStep:
         self._state = 0
         self._states: dict[Any, tuple[int, Reached]] = {}
         self._graphs: dict[Any, Any] = {}
+        self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -86,16 +88,28 @@ class CompiledStep:
                 f"an argument of a compiled step is no tensor and cannot be compared ({error}): a graph is made for each value of such "
                 f"arguments. Pass tensors, numbers, strings, modules, in tuples, lists and dictionaries."
             ) from error
-        if graph is not None and graph.captured.looks_at_grad:
-            graph = self._graphs.get((key, _key_of_grads(tensors)))
+        if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
+            graph = self._graphs.get((key, graph.captured.looks(tensors)))
         if graph is not None:
             return graph, tensors, False
-        graph = self._make(reached, tensors, args, kwargs)
-        self._note(graph, _named_key(reached, graph.names, leaves, key))
-        if graph.captured.looks_at_grad:
-            self._graphs[key, _key_of_grads(tensors)] = graph
-        self._graphs[key] = graph
-        return graph, tensors, True
+        graph, is_new = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
+        self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
+        return graph, tensors, is_new
+
+    def _graph_of_family(
+        self, key: Any, reached: Reached, tensors: list[torch.Tensor], leaves: Sequence[Any], args: Any, kwargs: Any
+    ) -> tuple[Any, bool]:
+        """A graph for a call of sizes not seen before, one of symbolic sizes or a new one, and whether it is new."""
+        family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
+        with DisableTorchFunctionSubclass():
+            graph = family.find(tensors)
+        if graph is not None:
+            return graph, False
+        graph = self._make(reached, tensors, args, kwargs, family)
+        with DisableTorchFunctionSubclass():
+            self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
+            family.add(graph, tensors, len(reached.tensors))
+        return graph, True
 
     def explain(self) -> CompiledStepReport:
         """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
@@ -104,17 +118,16 @@ class CompiledStep:
             backend = getattr(self._backend, "__name__", "a function")
         return CompiledStepReport(getattr(self, "__name__", "step"), backend, self._made)
 
-    def _note(self, graph: Any, key: list[tuple[str, Any]]) -> None:
+    def _note(self, graph: Any, key: list[tuple[str, Any]], broken: list[str]) -> None:
         """What the nearest graph before was made for tells why this one had to be."""
         graph.key = key
         differ = [differences(before.key, key) for before in self._made]
-        graph.differed = min(differ, key=len) if differ else []
+        graph.differed = (min(differ, key=len) if differ else []) + broken
         self._made.append(graph)
         if len(self._made) == MANY:
             warnings.warn(
                 f"{getattr(self, '__name__', 'a step')} was captured {MANY} times; this time since it differed in "
-                f"{'; '.join(graph.differed[:3]) or 'its gradients'}. Pass what changes as a tensor, and pad shapes to a few sizes; "
-                f".explain() tells all of it.",
+                f"{'; '.join(graph.differed[:3]) or 'its gradients'}. {_ADVICE[graph.conditions is None]}; .explain() tells all of it.",
                 UserWarning,
                 stacklevel=4,
             )
@@ -125,7 +138,7 @@ class CompiledStep:
         with DisableTorchFunctionSubclass():
             reached = self._look_again(tuple([leaf for leaf in leaves if _leads_on(leaf)]))
             tensors = _all_tensors(reached, leaves)
-        return self._make(reached, tensors, args, kwargs).captured.graph
+        return self._make(reached, tensors, args, kwargs, Family(self._dynamic)).captured.graph
 
     def _look_again(self, roots: tuple[Any, ...]) -> Reached:
         """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
@@ -144,10 +157,27 @@ class CompiledStep:
             self._state, _ = self._states.setdefault(key, (len(self._states), reached))
         return reached
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> Any:
+    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
         given = names_of_arguments(self._step, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
-        return make_graph(lambda: self._step(*args, **kwargs), reached, tensors, names, self._backend)
+        make = functools.partial(make_graph, lambda: self._step(*args, **kwargs), reached, tensors, names)
+        with DisableTorchFunctionSubclass():
+            dims = family.dims(tensors, len(reached.tensors))
+        if not dims:
+            return make(self._backend, {})
+        try:
+            return make(self._backend, dims)
+        except Exception as error:
+            # What is wrong with the step itself comes up again with fixed sizes.
+            graph = make("replay" if self._dynamic else self._backend, {})
+            family.fixed_since = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
+            if not self._dynamic:
+                graph.fixed_since = family.fixed_since
+                return graph
+            raise CaptureError(
+                f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
+                f"dynamic=False: each shape gets a graph of its own."
+            ) from error
 
 
 def _leads_on(leaf: Any) -> bool:
@@ -183,13 +213,6 @@ def _all_tensors(reached: Reached, leaves: Sequence[Any]) -> list[torch.Tensor]:
             seen.add(id(leaf))
             tensors.append(leaf)
     return tensors
-
-
-def _key_of_grads(tensors: list[torch.Tensor]) -> tuple[Any, ...]:
-    """What there is in ``.grad`` of each, where the step looks at it."""
-    with DisableTorchFunctionSubclass():
-        grads = [_GRAD.__get__(tensor) for tensor in tensors]
-        return tuple([None if grad is None else key_of_tensor(grad) for grad in grads])
 
 
 def names_of_arguments(step: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, str]:

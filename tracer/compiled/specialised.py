@@ -1,0 +1,56 @@
+"""Ops of which torch cannot tell what they give for symbolic sizes: they get numbers, and the graph is one for these sizes alone."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+
+from ops_registry.torch_private import FakeTensorMode, tree_any_only, tree_map
+
+_Symbol = (torch.SymInt, torch.SymFloat)
+#: torch writes each op that fails into its log, with the whole stack.
+_log = logging.getLogger("torch._subclasses.fake_tensor")
+
+
+class Specialising(FakeTensorMode):  # type: ignore[misc]
+    """Tensors without values, whose symbolic sizes become numbers where an op can do nothing with them."""
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What ``func`` gives, without values."""
+        kwargs = kwargs or {}
+        if not tree_any_only((torch.Tensor, *_Symbol), _is_symbolic, (args, kwargs)):
+            return super().dispatch(func, types, args, kwargs)
+        level = _log.level
+        _log.setLevel(logging.CRITICAL + 1)
+        try:
+            return super().dispatch(func, types, args, kwargs)
+        except Exception:
+            schema = getattr(func, "_schema", None)
+            if schema is None or schema.is_mutable or func.is_view:
+                raise
+            fixed_args, fixed_kwargs = tree_map(self._fixed, (args, kwargs))
+            return super().dispatch(func, types, fixed_args, fixed_kwargs)
+        finally:
+            _log.setLevel(level)
+
+    def _fixed(self, value: Any) -> Any:
+        """The same of fixed sizes. To ask a symbol for its number makes that number a condition."""
+        if isinstance(value, torch.SymInt):
+            return int(value)
+        if isinstance(value, torch.SymFloat):
+            return float(value)
+        if not isinstance(value, torch.Tensor) or not _is_symbolic(value):
+            return value
+        if value.is_conj() or value.is_neg():
+            raise NotImplementedError("a conjugated tensor of symbolic sizes")
+        shape, strides = ([int(number) for number in numbers] for numbers in (value.shape, value.stride()))
+        with self:
+            return torch.empty_strided(shape, strides, dtype=value.dtype, device=value.device)
+
+
+def _is_symbolic(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return any(isinstance(number, torch.SymInt) for number in (*value.shape, *value.stride()))
+    return isinstance(value, _Symbol)
