@@ -13,7 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, cudnn_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.origins import Origins, name_nodes
@@ -108,9 +108,9 @@ def capture_step(
     fake = _fake_mode()
     with DisableTorchFunctionSubclass():
         examples = [fake.from_tensor(_bare(tensor)) for tensor in (*tensors, *(grad for _, grad in given))]
-    # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
-    # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
-    with Graph(sites=True), vendor_kernels_off():
+    # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
+    # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
+    with Graph(sites=True), cudnn_off():
         graph = make_fx(functionalised(joint, written), tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
