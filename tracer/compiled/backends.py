@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, inductor
+from tracer.compiled.replay import Replay
 from tracer.errors import GradientArgumentError
 
 Run = Callable[..., Sequence[Any]]
@@ -35,7 +36,7 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
     """What runs ``graph``; ``inputs`` are plain tensors to build it for. Called with interception and grad mode off."""
     chosen = default_backend() if backend is None else backend
     if chosen == "replay":
-        return graph.forward
+        return Replay(graph)
     with DisableTorchFunctionSubclass(), torch.no_grad():
         if chosen == "inductor":
             return inductor().compile(graph, inputs, options=_options(inputs))
