@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -442,6 +442,11 @@ def sources_of_sizes(name: str, dims: int) -> tuple[Any, list[Any]]:
     return tensor, [known.TensorPropertySource(tensor, kind, dim) for kind in kinds for dim in range(dims)]
 
 
+def bare_op(overload: Any) -> Callable[..., Any]:
+    """What an overload of ``torch.ops`` calls, in C++: a quarter of the time of a call on small tensors is spent on the way there."""
+    return overload._op
+
+
 def rename_node(node: torch.fx.Node, name: str) -> None:
     """Give a node of an fx graph another name, with a number where it is taken."""
     node._rename(name)
@@ -451,14 +456,16 @@ def rename_node(node: torch.fx.Node, name: str) -> None:
 TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
 
 
+#: Real tensors in a block while a step is captured.
+disable_modes: Callable[[], AbstractContextManager[Any]] = torch.utils._python_dispatch._disable_current_modes
+
+
 @contextmanager
-def vendor_kernels_off() -> Iterator[None]:
-    """torch's own kernels in place of those of oneDNN and cuDNN. The public ``torch.backends.mkldnn.flags`` warns of Intel GPUs."""
-    onednn, cudnn = torch._C._get_mkldnn_enabled(), torch._C._get_cudnn_enabled()
-    torch._C._set_mkldnn_enabled(False)
+def cudnn_off() -> Iterator[None]:
+    """torch's own kernels in place of cuDNN's. The public ``torch.backends.cudnn.flags`` changes other switches besides."""
+    before = torch._C._get_cudnn_enabled()
     torch._C._set_cudnn_enabled(False)
     try:
         yield
     finally:
-        torch._C._set_mkldnn_enabled(onednn)
-        torch._C._set_cudnn_enabled(cudnn)
+        torch._C._set_cudnn_enabled(before)

@@ -24,6 +24,7 @@ from ops_registry.rules.recurrent_steps import (
     states_before,
     zeros_if_none,
 )
+from ops_registry.shared.onednn_lstm import onednn_lstm, onednn_lstm_backward
 from ops_registry.shared.recorded import recorded
 from ops_registry.torch_private import onednn_takes_bfloat16
 
@@ -71,8 +72,8 @@ def lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
 
 def lstm_forward(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
     if has_onednn_kernel(input, w_hr, sizes):
-        arguments, options = onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes)
-        output, h, c, workspace = torch.mkldnn_rnn_layer(*arguments, reverse, [], *options, False, False, True)
+        arguments = onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes)
+        output, h, c, workspace = onednn_lstm(*arguments, reverse)
         return (output.flatten(0, 1), h, c), {"saved": (workspace,)}
     results, saved = lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse)
     return results, {"saved": saved}
@@ -81,40 +82,25 @@ def lstm_forward(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
 def has_onednn_kernel(input, w_hr, sizes):
     """Whether oneDNN has one kernel for all steps."""
     usable = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
-    plain = w_hr is None and all(size == sizes[0] for size in sizes) and input.numel() > 0
+    plain = w_hr is None and all(size == sizes[0] for size in sizes) and type(sizes[0]) is int and input.numel() > 0
     known = input.dtype == torch.float32 or (input.dtype == torch.bfloat16 and onednn_takes_bfloat16())
     return usable and plain and input.device.type == "cpu" and known
 
 
 def onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes):
-    """The tensors that the kernel takes, and its options: an LSTM (2), its size, one layer, with biases."""
+    """The tensors that the kernel takes."""
     biases = [torch.zeros_like(w_ih[:, 0]) if b is None else b for b in (b_ih, b_hh)]
-    input = input.unflatten(0, (len(sizes), sizes[0]))
-    # It reads its arguments as if they were contiguous, whatever their strides.
-    tensors = tuple(t.contiguous() for t in (input, w_ih, w_hh, *biases, h, c))
-    return tensors, (2, c.shape[-1], 1, True)
+    return input.unflatten(0, (len(sizes), sizes[0])), w_ih, w_hh, *biases, h, c
 
 
 def onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, workspace):
-    arguments, options = onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes)
-    output, *ends = result
-    output = output.unflatten(0, (len(sizes), sizes[0]))
-    grad_output, *grad_ends = (zeros_if_none(g, r) for g, r in zip(grad, (output, *ends), strict=True))
-    grad_input, *others = aten.mkldnn_rnn_layer_backward(
-        *arguments,
-        output,
-        *ends,
-        grad_output.view(output.shape),
-        *grad_ends,
-        reverse,
-        *options,
-        True,
-        False,
-        [],
-        False,
-        workspace,
+    arguments = onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes)
+    grads = [zeros_if_none(g, r) for g, r in zip(grad, result, strict=True)]
+    by_step = [part.unflatten(0, (len(sizes), sizes[0])) for part in (result[0], grads[0])]
+    grad_input, grad_w_ih, grad_w_hh, grad_bias, grad_h, grad_c = onednn_lstm_backward(
+        *arguments, reverse, by_step[0], *result[1:], by_step[1], *grads[1:], workspace
     )
-    return grad_input.flatten(0, 1), *others, None
+    return grad_input.flatten(0, 1), grad_w_ih, grad_w_hh, grad_bias, grad_bias, grad_h, grad_c, None
 
 
 def lstm_layer(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, vendor_kernels_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import Layouts
@@ -134,9 +134,9 @@ def capture_step(
     with DisableTorchFunctionSubclass():
         offered = [*tensors, *(grad for _, grad in given)]
         examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
-    # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
-    # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
-    with Graph(sites=True), vendor_kernels_off():
+    # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
+    # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
+    with Graph(sites=True), cudnn_off():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
     run.looks_at_offset |= any(

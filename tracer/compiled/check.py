@@ -13,6 +13,7 @@ from tracer.compiled.graphs import StepGraph, name_at
 from tracer.compiled.joint import without_hooks
 from tracer.compiled.module_graph import ModuleGraph
 from tracer.compiled.nests import flatten
+from tracer.compiled.replay import Replay
 from tracer.errors import CompiledStepError
 from tracer.tracked_tensor import plain_alias
 
@@ -63,8 +64,8 @@ def checked_call(graph: StepGraph, step: Callable[[], Any], tensors: list[torch.
         after = _Moment(tensors)
     finally:
         before.restore()
-    if graph.draws and graph.run != graph.captured.graph.forward:
-        compiled, graph.run = graph.run, graph.captured.graph.forward
+    if graph.draws and not isinstance(graph.run, Replay):
+        compiled, graph.run = graph.run, Replay(graph.captured.graph)
         try:
             _compare(graph, _leaves(graph(tensors)), expected, after, before)
         finally:

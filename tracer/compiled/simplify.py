@@ -12,17 +12,22 @@ from ops_registry.torch_private import storage_key
 _aten = torch.ops.aten
 #: What gives its argument back, in a graph in which nothing is written before the end.
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default})
+_PURE = frozenset({_aten._fused_sdp_choice.default})
+#: Views, which may show all of what they look at as it is.
+_VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand.default})
 
 
 def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.fx.GraphModule, list[int]]:
     """The same graph, simpler, and which of its inputs are left. The results at ``own`` share their memory with nothing."""
     graph = module.graph
     for node in graph.nodes:
-        if node.target in _ALIASES:
-            node.replace_all_uses_with(node.args[0])
+        same = _same_as(node)
+        if same is not None:
+            node.replace_all_uses_with(same)
     output = next(node for node in reversed(graph.nodes) if node.op == "output")
     give_own_memory(graph, output, own)
-    graph.eliminate_dead_code()
+    # The choice among kernels of attention is said to draw random numbers, and draws none.
+    graph.eliminate_dead_code(lambda node: node.target not in _PURE and node.is_impure())
     used = []
     for position, node in enumerate([node for node in graph.nodes if node.op == "placeholder"]):
         if node.users:
@@ -30,6 +35,33 @@ def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.
         else:
             graph.erase_node(node)
     return module, used
+
+
+def _same_as(node: torch.fx.Node) -> Any:
+    """The argument that a call gives back, or whose like it gives back; None where it computes something."""
+    if node.target in _ALIASES:
+        return node.args[0]
+    if node.target in _VIEWS and same_geometry(node.args[0].meta["val"], node.meta["val"]):  # type: ignore[union-attr]
+        return node.args[0]
+    if node.target is _aten.empty_like.default and _is_unwritten_like(node.args[0], node):
+        return node.args[0]
+    if node.target is _aten.copy.default and same_geometry(node.args[1].meta["val"], node.meta["val"]):  # type: ignore[union-attr]
+        return node.args[1]
+    return None
+
+
+def _is_unwritten_like(argument: Any, node: torch.fx.Node) -> bool:
+    """Whether ``argument`` is memory that nobody writes, and only looks like what ``node`` makes."""
+    same = argument.target is _aten.empty_like.default and same_geometry(argument.meta["val"], node.meta["val"])
+    return same and len(argument.users) == 1
+
+
+def same_geometry(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors have the same dtype, device, shape and strides, without asking for the value of a symbolic size."""
+    if left.dtype != right.dtype or left.device != right.device:
+        return False
+    sizes = (*left.shape, *left.stride()), (*right.shape, *right.stride())
+    return all(type(size) is int for size in (*sizes[0], *sizes[1])) and sizes[0] == sizes[1]
 
 
 def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[int]) -> None:

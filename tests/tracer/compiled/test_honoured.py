@@ -22,13 +22,24 @@ L = torch.nn
 class Last(L.Module):
     """A recurrent layer, and a linear one on its last output."""
 
-    def __init__(self, kind: str, **options: Any) -> None:
+    def __init__(self, kind: str, trained: bool = True, **options: Any) -> None:
         super().__init__()
-        self.layer = getattr(L, kind)(4, 6, batch_first=True, **options)
+        self.layer = getattr(L, kind)(4, 6, batch_first=True, **options).requires_grad_(trained)
         self.out = L.Linear(6, 3)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.out(self.layer(x)[0][:, -1])
+
+
+class Both(L.Module):
+    """An LSTM in both directions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.out = L.LSTM(4, 6, num_layers=2, bidirectional=True), L.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.out(self.layer(x.transpose(0, 1))[0][-1])
 
 
 class Loop(L.Module):
@@ -156,6 +167,9 @@ MODELS: dict[str, tuple[Callable[[], L.Module], Callable[[int], tuple[Any, ...]]
         lambda rows: (torch.randn(rows, 1, 8, 8), torch.randint(3, (rows,))),
     ),
     "LSTM": (lambda: Last("LSTM", num_layers=2, dropout=0.3), sequences),
+    "LSTM both ways": (lambda: Both(), sequences),
+    "LSTM without biases": (lambda: Last("LSTM", bias=False), sequences),
+    "LSTM that is not trained": (lambda: Last("LSTM", trained=False), sequences),
     "GRU": (lambda: Last("GRU"), sequences),
     "RNN": (lambda: Last("RNN"), sequences),
     "LSTMCell": (lambda: Loop("LSTMCell"), sequences),
@@ -184,8 +198,16 @@ def test_training_and_evaluation_have_graphs_of_their_own(name: str) -> None:
     assert_as_eager(model, arguments=arguments, between=lambda m, i: m.train(i % 2 == 1))
 
 
+def test_the_graph_of_an_lstm_does_not_grow_with_the_sequence() -> None:
+    model = L.LSTM(4, 6)
+    nn.track(model)
+    step = lambda x: model(x)[0].sum().backward()  # noqa: E731
+    sizes = [len(tracer.export_graph(step, torch.randn(steps, 2, 4)).graph.nodes) for steps in (5, 50)]
+    assert sizes[0] == sizes[1]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["batch norm", "tied weights"])
+@pytest.mark.parametrize("name", ["batch norm", "tied weights", "LSTM both ways"])
 def test_inductor_trains_as_eagerly(name: str) -> None:
     model, arguments = MODELS[name]
     assert_as_eager(model, arguments=arguments, backend="inductor")
