@@ -1,0 +1,1 @@
+"""Compiled steps over torch's operator database."""
