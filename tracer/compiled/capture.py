@@ -16,6 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.nests import Rebuild, flatten
+from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.random_numbers import random_numbers
 from tracer.compiled.refusals import refusing
@@ -65,6 +66,8 @@ class Captured:
     written: list[int]
     #: Whether the step looks at ``.grad``: then those that were there are inputs too, and ``grads`` are what they are in the end.
     looks_at_grad: bool
+    #: What looked on.
+    observer: Observer
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
 
@@ -89,7 +92,7 @@ def capture_step(
 
     ``grads``: the ``.grad`` of each that is to be there at the start. Raises ``CaptureError`` for what no graph can hold.
     """
-    run, written = _Run(), list[int]()
+    run, written, observer = _Run(), list[int](), Observer()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -98,7 +101,7 @@ def capture_step(
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
             with refusing() as watch, random_numbers(), Respelled(), Origins():
-                value = call()
+                value = run_observed(call, observer)
             run.looks_at_grad = watch.looked_at_grad
             with DisableTorchFunctionSubclass():
                 _check_histories(originals, names)
@@ -129,6 +132,7 @@ def capture_step(
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
+        observer,
         strangers,
     )
 

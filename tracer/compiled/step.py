@@ -15,8 +15,9 @@ import torch
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorGuards, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
-from tracer.compiled.graphs import StepGraph, make_graph
+from tracer.compiled.graphs import StepGraph, build_graph, take_graph
 from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached, differences
 from tracer.compiled.report import CompiledStepReport
 from tracer.errors import CaptureError
@@ -53,6 +54,7 @@ class CompiledStep:
         self._roots: tuple[Any, ...] = ()
         self._guards: Any = None
         self._state = 0
+        self._seen = Seen()
         self._states: dict[Any, tuple[int, Reached]] = {}
         self._graphs: dict[Any, StepGraph] = {}
         self._made: list[StepGraph] = []
@@ -80,7 +82,8 @@ class CompiledStep:
             graph = self._graphs.get((key, _key_of_grads(tensors)))
         if graph is not None:
             return graph(tensors)
-        graph = self._make(reached, tensors, args, kwargs)
+        graph, reached, tensors = self._make(reached, leaves, args, kwargs)
+        key = self._state, *key[1:]
         self._note(graph, _named_key(reached, graph.names, leaves, key))
         if graph.captured.looks_at_grad:
             self._graphs[key, _key_of_grads(tensors)] = graph
@@ -114,26 +117,48 @@ class CompiledStep:
         leaves, _ = tree_flatten((args, kwargs))
         with DisableTorchFunctionSubclass():
             reached = self._look_again(tuple([leaf for leaf in leaves if _leads_on(leaf)]))
-            tensors = _all_tensors(reached, leaves)
-        return self._make(reached, tensors, args, kwargs).captured.graph
+        graph, _, _ = self._make(reached, leaves, args, kwargs)
+        return graph.captured.graph
 
     def _look_again(self, roots: tuple[Any, ...]) -> Reached:
         """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
         reached = self._reached
         same = reached is not None and len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
         if reached is None or not (same and reached.unchanged() and self._guards.check(*reached.tensors)):
-            reached = self._reached = Reached(self._step, self._modules, roots)
             self._roots = roots
-            self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-            tensors = [(*key_of_tensor(t), t.requires_grad, t.requires_grad and hooks_of(t)) for t in reached.tensors]
-            key = tuple(reached.facts), tuple(tensors)
-            self._state, _ = self._states.setdefault(key, (len(self._states), reached))
+            reached = self._walk()
         return reached
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> StepGraph:
+    def _walk(self) -> Reached:
+        reached = self._reached = Reached(self._step, self._modules, self._roots, self._seen)
+        self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        tensors = [(*key_of_tensor(t), t.requires_grad, t.requires_grad and hooks_of(t)) for t in reached.tensors]
+        key = tuple(reached.facts), tuple(tensors)
+        self._state, _ = self._states.setdefault(key, (len(self._states), reached))
+        return reached
+
+    def _make(
+        self, reached: Reached, leaves: Sequence[Any], args: Any, kwargs: Any
+    ) -> tuple[StepGraph, Reached, list[torch.Tensor]]:
+        """A graph for this call, what the step was found to reach meanwhile, and the tensors.
+
+        The capture may meet more than the walk before it: then the step is walked again, and captured again if that leads anywhere.
+        """
         given = _names_of_arguments(self._step, args, kwargs)
-        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
-        return make_graph(lambda: self._step(*args, **kwargs), reached, tensors, names, self._backend)
+        size: Any = None
+        while True:
+            with DisableTorchFunctionSubclass():
+                tensors = _all_tensors(reached, leaves)
+            names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+            if size != reached.size:
+                taken = take_graph(lambda: self._step(*args, **kwargs), reached, tensors, names)
+            size = reached.size
+            seen = taken.captured.observer.seen(self._seen)
+            if seen.size == self._seen.size:
+                return build_graph(taken, tensors, names, self._backend), reached, tensors
+            self._seen = seen
+            with DisableTorchFunctionSubclass():
+                reached = self._walk()
 
 
 def _leads_on(leaf: Any) -> bool:
