@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from tracer.checks.compiled_steps import Given, Step, differ, given_by
+from tracer.checks.compiled_steps.steps import Given, Step, differ, given_by
 from tracer.checks.conformance.operators import operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples
 from tracer.checks.leaves import can_have_gradient, plain

@@ -17,6 +17,7 @@ from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import Layouts
 from tracer.compiled.nests import Rebuild, flatten
+from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.random_numbers import random_numbers
 from tracer.compiled.refusals import refusing
@@ -71,6 +72,8 @@ class Captured:
     looks_at_offset: bool
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
+    #: What looked on.
+    observer: Observer
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
 
@@ -112,7 +115,7 @@ def capture_step(
     ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
     no graph can hold.
     """
-    run, written = _Run(), list[int]()
+    run, written, observer = _Run(), list[int](), Observer()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -122,7 +125,7 @@ def capture_step(
                     _GRAD.__set__(tensors[i], wrapper)
             layouts = Layouts()
             with refusing(layouts) as watch, random_numbers(), Respelled(), layouts, Origins():
-                value = call()
+                value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_histories(originals, names)
@@ -160,6 +163,7 @@ def capture_step(
         run.looks_at_grad,
         run.looks_at_offset,
         stage,
+        observer,
         strangers,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -111,48 +111,31 @@ def _ended() -> Exception:
 
 
 # ---------------------------------------------------------------------- making
-def make_graph(
-    call: Callable[[], Any],
-    reached: Reached,
-    tensors: list[torch.Tensor],
-    names: list[str],
-    backend: Backend,
-    dims: Dims,
-) -> StepGraph:
-    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments, and build what runs it.
+class Taken(NamedTuple):
+    """One capture of a step, and the tensors that it got from beyond what was walked."""
+
+    captured: Captured
+    strangers: list[torch.Tensor]
+    seconds: float
+
+
+def take_graph(
+    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
+) -> Taken:
+    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments.
 
     ``dims``: which sizes of which tensors are symbolic. Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing
     has changed.
     """
-    started = time.perf_counter()
-    captured, strangers = checked_capture(call, reached, tensors, names, dims)
-    built = time.perf_counter()
-    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
-    with DisableTorchFunctionSubclass():
-        examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
-    run = build(backend, captured.graph, examples)
-    draws = any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
-    )
-    seconds = built - started, time.perf_counter() - built
-    conditions = captured.stage.conditions() if dims else None  # a compiler adds some
-    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws, conditions)
-
-
-def checked_capture(
-    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
-) -> tuple[Captured, list[torch.Tensor]]:
-    """Capture what ``call`` does to ``tensors``; also the tensors that it takes from places that nobody could see.
-
-    Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
-    """
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
-    if reached.arrays:
+    if reached.opaque:
+        name, kind = reached.opaque[0]
         raise CaptureError(
-            f"{reached.arrays[0]}, a NumPy array, is closed over by the step: what is made of it would stay as it is now. Make it a tensor "
-            f"(torch.as_tensor) outside of the step, or pass it as one."
+            f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
+            f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
+    started = time.perf_counter()
     try:
         captured, strangers = _capture(call, tensors, names, dims)
         _refuse_homeless(captured, reached, tensors)
@@ -163,15 +146,47 @@ def checked_capture(
             )
         offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
         refuse_shared_memory(captured, offered, names)
-        changed = reached.changes()
-        if changed:
-            raise CaptureError(
-                f"the step changes {changed}, and a graph would not: each later call would find it as it is now. Keep it outside of the "
-                f"step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
-            )
-        return captured, strangers
+        _refuse_observed(captured, reached)
     finally:
         reached.put_back()
+    return Taken(captured, strangers, time.perf_counter() - started)
+
+
+def build_graph(
+    taken: Taken, tensors: list[torch.Tensor], names: list[str], backend: Backend, symbolic: bool
+) -> StepGraph:
+    """Build what runs a graph that was captured for these tensors, with symbolic sizes or none."""
+    captured, strangers, seconds = taken
+    built = time.perf_counter()
+    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+    with DisableTorchFunctionSubclass():
+        examples = captured.examples if symbolic else [plain_alias(offered[i]) for i in captured.used]
+    run = build(backend, captured.graph, examples)
+    draws = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
+    )
+    conditions = captured.stage.conditions() if symbolic else None  # a compiler adds some
+    built = time.perf_counter() - built
+    return StepGraph(captured, run, names, strangers, rules_applied(), seconds, built, draws, conditions)
+
+
+def _refuse_observed(captured: Captured, reached: Reached) -> None:
+    """What the step did beside calls of torch's."""
+    if captured.observer.refused:
+        raise captured.observer.refusal()
+    drawn = reached.draws()
+    if drawn:
+        raise CaptureError(
+            f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
+            f"Draw them outside and pass them as arguments, or use torch's."
+        )
+    changed, changed_unseen = reached.changes(), captured.observer.changed()
+    changed = changed or changed_unseen
+    if changed:
+        raise CaptureError(
+            f"the step changes {changed}, and a graph would not: each later call would find it as it is now. Keep it outside of the "
+            f"step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
+        )
 
 
 def _capture(
@@ -190,12 +205,14 @@ def _capture(
                 continue
         if not captured.strangers:
             return captured, strangers
+        known = set(map(id, strangers))
+        found = {id(tensor): tensor for tensor in captured.strangers if id(tensor) not in known}
         if strangers:
             raise CaptureError(
                 f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
                 f"loader, a file): it would be that of the first call for ever. Make it outside, and pass it as an argument."
             )
-        strangers += captured.strangers
+        strangers += found.values()
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:

@@ -17,7 +17,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.api import grad
 from tracer.compiled.capture import Captured
-from tracer.compiled.graphs import checked_capture, name_at
+from tracer.compiled.graphs import name_at, take_graph
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
 from tracer.errors import CaptureError, InPlaceError
@@ -66,6 +66,8 @@ class Joint:
     wanted: list[int]
     #: Size, strides, dtype and device of each cotangent.
     cotangents: list[tuple[Any, ...]]
+    #: What the captures took.
+    seconds: float
 
 
 class _Forward:
@@ -179,10 +181,12 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
     run = _Forward(call, tensors, names)
-    forward, strangers = checked_capture(run, reached, tensors, names, {})
+    forward, strangers, seconds = take_graph(run, reached, tensors, names, {})
     _refuse_own_backward(forward, names)
     differentiable = [part.at for part in _distinct(run.parts) if part.history]
-    made = Joint(forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [])
+    made = Joint(
+        forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [], seconds
+    )
     if not differentiable:
         return _put_in_order(made, len(tensors))
     offered = [*tensors, *strangers]
@@ -200,9 +204,10 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
         with DisableTorchFunctionSubclass():
             return [plain_alias(t) for t in run.own] + [None if g is None else plain_alias(g) for g in grads]
 
-    made.captured, more = checked_capture(joint, reached, [*offered, *cotangents], all_names, {})
+    made.captured, more, more_seconds = take_graph(joint, reached, [*offered, *cotangents], all_names, {})
     _refuse_own_backward(made.captured, names)
     made.strangers = [*strangers, *more]
+    made.seconds += more_seconds
     return _put_in_order(made, len(offered))
 
 

@@ -1,36 +1,62 @@
 """What a step reaches beside its arguments: modules, tensors, and the plain values that its code reads, each under a name.
 
 Tracing fixes plain values: a number in a closure, a global, an attribute of ``self`` or of a module. So they belong to what a graph was
-made for, and each call asks whether any has been put in another's place since, by identity, in one pass in C.
+made for, and each call asks whether any has been put in another's place since (``guards``).
 """
 
 from __future__ import annotations
 
+import array
+import collections.abc
+import contextvars
+import ctypes
 import enum
 import functools
+import gc
+import random
 import sys
 import types
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import chain
-from operator import is_
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 
+from ops_registry.torch_private import TensorBase, is_functional
+from tracer.compiled.code_names import names_in
+from tracer.compiled.guards import Guards
+from tracer.compiled.observed import Seen
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor
 
-_SIMPLE = frozenset(
+SIMPLE = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
      range, slice, type(Ellipsis)}
 )  # fmt: skip
 #: Packages whose functions and objects read nothing of the user's.
-_CLOSED = frozenset({"torch", "tracer", "ops_registry", "nn", "builtins", "__future__", *sys.stdlib_module_names}) - {
-    "__main__"
-}
-#: Where libraries are installed: what their code reads beside its arguments and its modules is not followed.
+_ENGINE = frozenset({"torch", "tracer", "ops_registry", "nn", "builtins", "__future__"})
+_CLOSED = (_ENGINE | sys.stdlib_module_names) - {"__main__"}
+#: Where libraries are installed: what their code reads is followed where it has been seen to run.
 _LIBRARIES = ("site-packages", "dist-packages")
+#: Memory outside of Python's objects, compared by value at each call.
+_MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
+#: The most bytes of such memory that a call looks at.
+_BYTES = 1 << 16
+#: What torch runs around every module, whichever it is.
+_GLOBAL_HOOKS = [
+    held
+    for name, held in vars(torch.nn.modules.module).items()
+    if name.startswith(("_global_forward", "_global_backward")) and isinstance(held, dict)
+]
+
+
+_DESCRIPTORS = (
+    types.MemberDescriptorType,
+    types.GetSetDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+)
 
 
 def _package(value: Any) -> str:
@@ -47,13 +73,9 @@ def _is_library(module: str | None) -> bool:
     return any(part in file for part in _LIBRARIES)
 
 
-def names_in(code: types.CodeType) -> set[str]:
-    """All names of globals and attributes in a piece of code, functions inside it included."""
-    found = set(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            found |= names_in(constant)
-    return found
+def _is_engines(kind: type) -> bool:
+    """Whether objects of a class are torch's or ours, which a step reads through calls alone."""
+    return _package(kind) in _ENGINE and kind.__module__ != "builtins" and "distributions" not in kind.__module__
 
 
 def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
@@ -65,9 +87,14 @@ def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, An
             found.append(f"{name} (new: {_told(new[name])})")
         elif name not in new:
             found.append(f"{name} (gone)")
-        elif old[name] != new[name]:
+        elif old[name] != new[name] and not (_is_same(old[name]) and _is_same(new[name])):
             found.append(f"{name} ({_told(old[name])} -> {_told(new[name])})")
     return found
+
+
+def _is_same(fact: Any) -> bool:
+    """Whether it is the fact that a value was met before, which counts how much was."""
+    return isinstance(fact, tuple) and fact[:1] == ("same",)
 
 
 def _told(fact: Any) -> str:
@@ -86,125 +113,134 @@ class Reached:
         step: Callable[..., Any],
         modules: Iterable[torch.nn.Module] = (),
         roots: Iterable[Any] = (),
+        seen: Seen | None = None,
         leaf_hooks: bool = True,
     ) -> None:
         """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too."""
-        self._walked = step, tuple(modules), tuple(roots), leaf_hooks
+        self.seen = seen or Seen()
+        self._walked = step, tuple(modules), tuple(roots), self.seen, leaf_hooks
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
         #: Those that stand in a module, by id.
         self.in_modules: set[int] = set()
-        #: NumPy arrays outside of modules: what is made of one is fixed, and nothing tells when it is written.
-        self.arrays: list[str] = []
+        #: What is no tensor and holds values that nobody is told of when they change: its name, what it is.
+        self.opaque: list[tuple[str, str]] = []
         self.modules: list[torch.nn.Module] = []
         #: Each plain value by its name; two walks that find the same facts have found the same step.
         self.facts: list[tuple[str, Any]] = []
-        self._seen: dict[int, tuple[int, Any]] = {}
+        self.guards = Guards()
+        self.unchanged = self.guards.unchanged
+        self._visited: dict[int, tuple[int, Any]] = {}
+        self._kept: list[Any] = []
+        #: Names of attributes that code reads, and names of its variables.
         self._read: set[str] = set()
+        self._variables: set[str] = {"argument"}
         self._objects: list[tuple[str, Any, dict[str, Any], set[str]]] = []
-        # What ``unchanged`` looks at: containers whole, names in others, cells, nodes.
-        self._dicts: list[dict[Any, Any]] = []
-        self._lists: list[Any] = []
-        self._named: list[tuple[dict[str, Any], tuple[str, ...]]] = []
-        self._cells: list[types.CellType] = []
-        self._nodes: list[Leaf] = []
-        _, given, arguments, _ = self._walked
+        self._classes: dict[type, set[str]] = {}
+        self._iterators: list[str] = []
+        self._generators: list[tuple[str, Any, Any]] = []
+        self._walk()
+        self.places = {id(tensor): position for position, tensor in enumerate(self.tensors)}
+        self.guards.close()
+
+    def _walk(self) -> None:
+        step, given, arguments, seen, _ = self._walked
+        for held in _GLOBAL_HOOKS:
+            self._visit(held, "torch's hooks on all modules")
         for module in given:
             self._visit(module, type(module).__name__)
         for argument in arguments:
             self._visit(argument, f"argument {getattr(argument, '__name__', type(argument).__name__)}")
         self._visit(step, getattr(step, "__name__", "step"))
+        for kind in (Tensor, torch.Tensor):
+            self._visit_class(kind)
+        for code, known, light in seen.codes.values():
+            if light:
+                self._visit_patches(code, known)
+            else:
+                self._read.add(code.co_name)
+                self._visit_code_names(code, known)
+        for function in seen.functions.values():
+            self._visit(function, function.__name__)
+        for name, value, whole in seen.objects.values():
+            self._visit(value, name)
+            if whole and isinstance(getattr(value, "__dict__", None), dict):
+                self._visit(vars(value), f"all of {name}")
         self._visit_objects()
-        self.places = {id(tensor): position for position, tensor in enumerate(self.tensors)}
-        self._empty = [held for held in self._dicts if not held]
-        self._dicts = [held for held in self._dicts if held]
-        self._held = list(self._current())
-        self._copies = [(held, dict(held)) for held in (*self._dicts, *self._empty)]
-        self._list_copies = [(held, held.copy()) for held in self._lists]
-        self._cell_copies = [(cell, cell.cell_contents) for cell in self._cells]
-        self._named_copies = [
-            (held, {name: held[name] for name in names if name in held}) for held, names in self._named
-        ]
+        known = self._read | self._variables
+        self.opaque += [(name, "an iterator") for name in self._iterators if _last_name(name) in known]
 
-    def unchanged(self) -> bool:
-        """Whether every name still holds the very object that it held."""
-        if any(self._empty):
-            return False
-        held = self._held
-        try:
-            now = list(self._current())
-        except ValueError:  # a cell has been emptied
-            return False
-        return len(now) == len(held) and all(map(is_, now, held))
-
-    def _current(self) -> Iterator[Any]:
-        return chain(
-            chain.from_iterable(map(dict.values, self._dicts)),
-            chain.from_iterable(self._lists),
-            [held.get(name) for held, names in self._named for name in names],
-            [cell.cell_contents for cell in self._cells],
-            [node.extras for node in self._nodes],
-        )
+    @property
+    def size(self) -> tuple[int, ...]:
+        """How much was found."""
+        return *self.guards.size, len(self.tensors)
 
     def changes(self) -> str:
         """What is not as it was at the walk, in words; empty where all is."""
         if self.unchanged():
             return ""
         again = Reached(*self._walked)
-        differ = differences(self.facts, again.facts)
-        return differ[0] if differ else ""
+        found = differences(self.facts, again.facts)
+        if not found:
+            pairs = zip(self.names, self.tensors, again.tensors, strict=False)
+            found = [f"{name} (another tensor)" for name, tensor, other in pairs if tensor is not other]
+        return found[0] if found else "an object that it reaches, for another one"
+
+    def draws(self) -> str:
+        """The name of a random generator of Python's or NumPy's that has drawn since the walk; empty where none has."""
+        return next((name for name, value, state in self._generators if repr(_state_of(value)) != repr(state)), "")
 
     def put_back(self) -> None:
         """Put everything back to what it was at the walk, in place."""
-        if self.unchanged():
-            return
-        for held, copied in self._copies:
-            held.clear()
-            held.update(copied)
-        for held, copied in self._list_copies:
-            held.clear()
-            (held.update if isinstance(held, set) else held.extend)(copied)
-        for cell, content in self._cell_copies:
-            cell.cell_contents = content
-        for held, copied in self._named_copies:
-            if isinstance(held, dict):
-                held.update(copied)
+        if not self.unchanged():
+            self.guards.put_back()
+        for _, value, state in self._generators:
+            _put_state(value, state)
 
     # ------------------------------------------------------------------ the walk
     def _visit(self, value: Any, name: str, module: bool = False) -> None:
         kind = type(value)
-        if kind in _SIMPLE or isinstance(value, enum.Enum):
-            self.facts.append((name, (kind, repr(value) if kind in (float, complex) else value)))
+        if kind in SIMPLE or isinstance(value, enum.Enum):
+            self.facts.append((name, (kind, repr(value) if kind in (float, complex, slice) else value)))
             return
-        known = self._seen.get(id(value))
+        known = self._visited.get(id(value))
         if known is not None:
             self.facts.append((name, ("same", known[0])))
             if module and isinstance(value, torch.Tensor):
                 self.in_modules.add(id(value))
             return
-        self._seen[id(value)] = len(self._seen), value
+        self._visited[id(value)] = len(self._visited), value
         if isinstance(value, torch.Tensor):
             self._visit_tensor(value, name, module)
-        elif kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-            self.facts.append((name, ("array", value.shape, value.tobytes())))
-            if not module:
-                self.arrays.append(name)
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value, name)
-        elif isinstance(value, dict):
-            self.facts.append((name, ("dict", tuple(k if type(k) in _SIMPLE else id(k) for k in value))))
-            self._dicts.append(value)
+        elif not (self._visit_container(value, name, module) or self._visit_code(value, name)):
+            if not self._visit_memory(value, name, module):
+                self._visit_object(value, name)
+
+    def _visit_container(self, value: Any, name: str, module: bool) -> bool:
+        """Dictionaries, lists, tuples, sets, and their like. Whether it was one."""
+        kind = type(value)
+        if isinstance(value, types.MappingProxyType):
+            value = next((held for held in gc.get_referents(value) if isinstance(held, dict)), None)
+        if isinstance(value, dict):
+            keys = tuple((type(k), k) if type(k) in SIMPLE else id(k) for k in value)
+            self.facts.append((name, (kind.__name__, keys)))
+            self.guards.whole(value)
             for key, item in list(value.items()):
                 self._visit(item, f"{name}[{key!r}]", module)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self.facts.append((name, (kind.__name__, len(value))))
             if not isinstance(value, tuple | frozenset):
-                self._lists.append(value)
+                self.guards.items(value)
             for position, item in enumerate(list(value)):
                 self._visit(item, f"{name}[{position}]", module)
-        elif not self._visit_code(value, name):
-            self._visit_object(value, name)
+        else:
+            return False
+        if kind.__module__ not in ("builtins", "collections"):
+            self._note_object(value, name)
+        return True
 
     def _visit_code(self, value: Any, name: str) -> bool:
         """Functions, bound methods, partials. Whether it was one."""
@@ -217,6 +253,8 @@ class Reached:
             self._visit(value.__func__, name)
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, name)
+        elif isinstance(value, functools._lru_cache_wrapper):
+            self._visit(value.__wrapped__, name)
         else:
             return False
         return True
@@ -224,37 +262,78 @@ class Reached:
     def _visit_function(self, function: types.FunctionType, name: str) -> None:
         code = function.__code__
         self.facts.append((name, ("function", code)))
-        if is_closed(function) or _is_library(function.__module__):
+        if id(code) not in self.seen.codes and (is_closed(function) or _is_library(function.__module__)):
             return
+        self.guards.function(function)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            self._cells.append(cell)
             try:
                 self._visit(cell.cell_contents, variable)
             except ValueError:  # not assigned yet
-                self._cells.remove(cell)
-        read = names_in(code)
-        self._read |= read
-        known = function.__globals__
-        found = tuple(sorted(read & known.keys()))
-        self._named.append((known, found))
-        for variable in found:
-            self._visit(known[variable], variable)
+                continue
+            self.guards.cell(cell)
+        self._visit_code_names(code, function.__globals__)
         for default in (function.__defaults__, function.__kwdefaults__):
             if default:
                 self._visit(default, f"{name}'s defaults")
+        if not (is_closed(function) or _is_library(function.__module__)):
+            self._objects.append((name, function, vars(function), set()))
+
+    def _visit_code_names(self, code: types.CodeType, known: dict[str, Any]) -> None:
+        """What a piece of code names among its globals; the names of attributes are noted."""
+        read = names_in(code)
+        self._read |= read.attributes
+        self._variables.update(read.names, code.co_varnames, code.co_freevars)
+        found = tuple(sorted((read.names | read.attributes) & known.keys()))
+        self.guards.names(known, found, read.names)
+        for variable in found:
+            self._visit(known[variable], variable)
+        built_in = known.get("__builtins__", {})
+        built_in = vars(built_in) if isinstance(built_in, types.ModuleType) else built_in
+        for variable in sorted((read.names - known.keys()) & built_in.keys()):
+            self.facts.append((variable, ("builtin", id(built_in[variable]))))
+            self.guards.names(built_in, (variable,))
+        for imported in sorted(read.imports):
+            if imported in sys.modules:
+                self._visit(sys.modules[imported], imported)
+
+    def _visit_patches(self, code: types.CodeType, known: dict[str, Any]) -> None:
+        """What the code of torch's layers names: functions that somebody may put others in the place of."""
+        read = names_in(code)
+        for variable in sorted(read.names & known.keys()):
+            self._visit_patch(known, variable, variable)
+            value = known[variable]
+            if isinstance(value, types.ModuleType):
+                for attribute in sorted(read.attributes & vars(value).keys()):
+                    self._visit_patch(vars(value), attribute, f"{variable}.{attribute}")
+
+    def _visit_patch(self, held: dict[str, Any], variable: str, name: str) -> None:
+        self.guards.names(held, (variable,))
+        self._note_identity(held[variable], name)
+
+    def _note_identity(self, value: Any, name: str) -> None:
+        self.facts.append((name, ("object", id(value))))
+        self._kept.append(value)  # its id stands for it
 
     def _visit_tensor(self, tensor: torch.Tensor, name: str, module: bool) -> None:
+        if is_functional(tensor):  # the step has made it, in a capture
+            self.facts.append((name, ("tensor", "of this step")))
+            return
         self.facts.append((name, ("tensor", len(self.tensors))))
         self.tensors.append(tensor)
         self.names.append(name)
         if module:
             self.in_modules.add(id(tensor))
+        self.guards.whole(tensor.__dict__)
+        for attribute, value in tensor.__dict__.items():
+            if attribute not in ("_node", "_is_param"):
+                self._visit(value, f"{name}.{attribute}")
         if type(tensor) is not Tensor:
+            if TensorBase.requires_grad.__get__(tensor) and tensor.is_leaf:
+                self.guards.leaf(tensor)
             return
-        self._named.append((tensor.__dict__, ("_node",)))
         node = tensor._node
         if isinstance(node, Leaf) and self._walked[-1]:
-            self._nodes.append(node)
+            self.guards.node(node)
             if node.extras is not None:
                 self._visit(node.extras.hooks, f"the hooks of {name}")
                 self._visit(node.extras.accumulate_hooks, f"the hooks on .grad of {name}")
@@ -262,52 +341,174 @@ class Reached:
     def _visit_module(self, module: torch.nn.Module, name: str) -> None:
         self.modules.append(module)
         self.facts.append((name, ("module", type(module))))
+        self.guards.kind(module)
         state = vars(module)
-        self._dicts.append(state)
+        self.guards.whole(state)
         for kind in ("_parameters", "_buffers", "_modules"):
             held = state[kind]
-            self._dicts.append(held)
+            self.guards.whole(held)
             self.facts.append((f"{name}.{kind}", tuple(held)))
             for part, value in held.items():
                 self._visit(value, f"{name}.{part}", module=True)
         for attribute, value in state.items():
             if attribute not in ("_parameters", "_buffers", "_modules"):
                 self._visit(value, f"{name}.{attribute}", module=True)
-        self._visit_methods(type(module), {"forward"})
+        self._visit_class(type(module))
 
-    def _visit_methods(self, kind: type, named: set[str]) -> None:
-        """The methods of a user's class that are named in code, or always called."""
+    def _visit_class(self, kind: type) -> None:
+        """A class whose attributes may be read: those named in code, and ``forward``."""
         for part in kind.__mro__:
-            if is_closed(part) or _is_library(part.__module__):
-                continue
-            for attribute, value in vars(part).items():
-                function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-                if isinstance(function, types.FunctionType) and attribute in named:
-                    self._visit(function, f"{part.__name__}.{attribute}")
+            if part is not object and part not in self._classes:
+                self._classes[part] = set()
+
+    def _visit_memory(self, value: Any, name: str, module: bool) -> bool:
+        """What holds its values beyond Python's objects, or draws them one by one. Whether it was such."""
+        kind = type(value)
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+            if module and value.nbytes <= _BYTES:
+                self._visit_answer(value.tobytes, name)
+            else:
+                self.opaque.append((name, "a NumPy array"))
+        elif isinstance(value, _MEMORY):
+            if memoryview(value).nbytes <= _BYTES:
+                self._visit_answer(lambda: bytes(value), name)
+            else:
+                self.opaque.append((name, f"a {kind.__name__}"))
+        elif isinstance(value, contextvars.ContextVar):
+            self.guards.answer(lambda: id(value.get(None)))
+            self._visit(value.get(None), name)
+        elif isinstance(value, weakref.ref):
+            self.guards.answer(lambda: id(value()))
+            self._visit(value(), name)
+        elif isinstance(value, collections.abc.Iterator):
+            self.facts.append((name, ("object", id(value))))
+            self._iterators.append(name)
+        elif _state_of(value) is not None:
+            self.facts.append((name, ("object", id(value))))
+            self._generators.append((name, value, _state_of(value)))
+        else:
+            return False
+        return True
+
+    def _visit_answer(self, ask: Callable[[], Any], name: str) -> None:
+        self.facts.append((name, ("memory", ask())))
+        self.guards.answer(ask)
 
     def _visit_object(self, value: Any, name: str) -> None:
-        kind = value if isinstance(value, type) else type(value)
-        self.facts.append((name, ("object", id(value))))
-        if isinstance(value, types.ModuleType):
-            closed = value.__name__.partition(".")[0] in _CLOSED or _is_library(value.__name__)
+        kind = type(value)
+        if isinstance(value, types.ModuleType | type) or not (_has_attributes(value) and not _is_engines(kind)):
+            self.facts.append((name, ("object", id(value))))
         else:
-            closed = is_closed(kind)
-        held = getattr(value, "__dict__", None)
-        if not closed and isinstance(held, dict | types.MappingProxyType):
-            self._objects.append((name, value, held, set()))  # type: ignore[arg-type]
+            self.facts.append((name, ("object", kind)))
+            self.guards.kind(value)
+        if isinstance(value, type):
+            if not is_closed(value):
+                self._visit_class(value)
+        else:
+            self._note_object(value, name)
+
+    def _note_object(self, value: Any, name: str) -> None:
+        """An object whose attributes may be named in code."""
+        kind = type(value)
+        if isinstance(value, types.ModuleType):
+            self._objects.append((name, value, vars(value), set()))
+        elif not _is_engines(kind):
+            held = getattr(value, "__dict__", None)
+            self._objects.append((name, value, held if isinstance(held, dict) else {}, set()))
+            if not is_closed(kind):
+                self._visit_class(kind)
 
     def _visit_objects(self) -> None:
         """Of objects, those attributes that are named in code that was reached; which may lead to more code, and more objects."""
-        found = True
-        while found:
-            found = False
+        size = (-1, -1)
+        while size != (len(self._read), len(self._visited)):
+            size = len(self._read), len(self._visited)
+            for kind in list(self._classes):
+                self._visit_attributes_of_class(kind, self._classes[kind])
             for name, value, held, seen in list(self._objects):
-                new = (self._read & held.keys()) - seen
-                if not isinstance(value, types.ModuleType):
-                    self._visit_methods(value if isinstance(value, type) else type(value), self._read)
-                if new:
-                    found = True
-                    seen |= new
-                    self._named.append((held, tuple(sorted(new))))
-                    for attribute in sorted(new):
-                        self._visit(held[attribute], f"{name}.{attribute}")
+                self._visit_attributes(name, value, held, seen)
+        for _, value, held, _ in self._objects:
+            if not isinstance(value, types.ModuleType):
+                self.guards.length(held)
+        for kind in self._classes:
+            if not is_closed(kind) or kind in (Tensor, torch.Tensor):
+                self.guards.length(vars(kind))
+
+    def _visit_attributes(self, name: str, value: Any, held: dict[str, Any], seen: set[str]) -> None:
+        new = (self._read & held.keys()) - seen
+        closed = isinstance(value, types.ModuleType) and (
+            value.__name__.partition(".")[0] in _CLOSED or _is_library(value.__name__)
+        )
+        for attribute in sorted(new):
+            if closed and not _is_followed(held[attribute]):
+                self._visit_patch(held, attribute, f"{name}.{attribute}")
+            else:
+                self.guards.names(held, (attribute,))
+                self._visit(held[attribute], f"{name}.{attribute}")
+        seen |= new
+        if isinstance(value, types.ModuleType):
+            return
+        for attribute in sorted((_slots(type(value)) & self._read) - seen):
+            seen.add(attribute)
+            self.guards.slot(value, attribute)
+            if hasattr(value, attribute):
+                self._visit(getattr(value, attribute), f"{name}.{attribute}")
+
+    def _visit_attributes_of_class(self, kind: type, seen: set[str]) -> None:
+        named = {"forward"} if is_closed(kind) and not issubclass(kind, torch.Tensor) else self._read | {"forward"}
+        for attribute in sorted((named & vars(kind).keys()) - seen):
+            seen.add(attribute)
+            self.guards.names(kind, (attribute,))
+            value = vars(kind)[attribute]
+            function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if isinstance(function, types.FunctionType) or not (is_closed(kind) or type(value) in _DESCRIPTORS):
+                self._visit(function, f"{kind.__name__}.{attribute}")
+            else:
+                self._note_identity(value, f"{kind.__name__}.{attribute}")
+
+
+def _last_name(name: str) -> str:
+    """The variable or the attribute in a name such as ``self.batches[0]``."""
+    return name.rpartition(".")[2].partition("[")[0].partition(" ")[0]
+
+
+def _has_attributes(value: Any) -> bool:
+    return isinstance(getattr(value, "__dict__", None), dict) or bool(_slots(type(value)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _slots(kind: type) -> frozenset[str]:
+    """The attributes of a class's objects that lie in no dictionary."""
+    if is_closed(kind):
+        return frozenset()
+    members = types.MemberDescriptorType
+    return frozenset(name for part in kind.__mro__ for name, value in vars(part).items() if isinstance(value, members))
+
+
+def _is_followed(value: Any) -> bool:
+    """Whether an attribute of a module of a library, or of the standard library, holds more than itself."""
+    if isinstance(value, torch.Tensor | torch.nn.Module | dict | list | set | deque):
+        return True
+    kind = type(value)
+    return (
+        kind in SIMPLE
+        or isinstance(value, types.FunctionType | types.ModuleType | type)
+        or not (kind.__module__ == "builtins" or _is_engines(kind))
+    )
+
+
+def _state_of(value: Any) -> Any:
+    """The state of a random generator of Python's or NumPy's, to be compared; None of anything else."""
+    if isinstance(value, random.Random):
+        return None if isinstance(value, random.SystemRandom) else value.getstate()
+    if type(value).__module__.startswith("numpy.random") and not isinstance(value, type):
+        bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
+        return None if bits is None else bits.state
+    return None
+
+
+def _put_state(value: Any, state: Any) -> None:
+    if isinstance(value, random.Random):
+        value.setstate(state)
+    else:
+        getattr(value, "bit_generator", getattr(value, "_bit_generator", None)).state = state

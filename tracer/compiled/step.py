@@ -16,10 +16,12 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorGuard
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
-from tracer.compiled.graphs import make_graph
+from tracer.compiled.graphs import build_graph, take_graph
 from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached, differences
 from tracer.compiled.report import CompiledStepReport
+from tracer.compiled.symbolic import Dims
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
@@ -57,6 +59,7 @@ class CompiledStep:
         self._roots: tuple[Any, ...] = ()
         self._guards: Any = None
         self._state = 0
+        self._seen = Seen()
         self._states: dict[Any, tuple[int, Reached]] = {}
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
@@ -92,24 +95,19 @@ class CompiledStep:
             graph = self._graphs.get((key, graph.captured.looks(tensors)))
         if graph is not None:
             return graph, tensors, False
-        graph, is_new = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
-        self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
-        return graph, tensors, is_new
-
-    def _graph_of_family(
-        self, key: Any, reached: Reached, tensors: list[torch.Tensor], leaves: Sequence[Any], args: Any, kwargs: Any
-    ) -> tuple[Any, bool]:
-        """A graph for a call of sizes not seen before, one of symbolic sizes or a new one, and whether it is new."""
         family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
         with DisableTorchFunctionSubclass():
             graph = family.find(tensors)
-        if graph is not None:
-            return graph, False
-        graph = self._make(reached, tensors, args, kwargs, family)
-        with DisableTorchFunctionSubclass():
-            self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
-            family.add(graph, tensors, len(reached.tensors))
-        return graph, True
+        is_new = graph is None
+        if is_new:
+            graph, reached, tensors = self._make(reached, leaves, args, kwargs, family)
+            key = self._state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
+            family = self._families.setdefault(key_without_sizes(key), family)
+            with DisableTorchFunctionSubclass():
+                self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
+                family.add(graph, tensors, len(reached.tensors))
+        self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
+        return graph, tensors, is_new
 
     def explain(self) -> CompiledStepReport:
         """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
@@ -137,47 +135,90 @@ class CompiledStep:
         leaves, _ = tree_flatten((args, kwargs))
         with DisableTorchFunctionSubclass():
             reached = self._look_again(tuple([leaf for leaf in leaves if _leads_on(leaf)]))
-            tensors = _all_tensors(reached, leaves)
-        return self._make(reached, tensors, args, kwargs, Family(self._dynamic)).captured.graph
+        graph, _, _ = self._make(reached, leaves, args, kwargs, Family(self._dynamic))
+        return graph.captured.graph
 
     def _look_again(self, roots: tuple[Any, ...]) -> Reached:
         """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
         reached = self._reached
         same = reached is not None and len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
         if reached is None or not (same and reached.unchanged() and self._guards.check(*reached.tensors)):
-            reached = self._reached = Reached(self._step, self._modules, roots, self.leaf_hooks)
             self._roots = roots
-            self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-            hooked = self.leaf_hooks
-            tensors = [
-                (*key_of_tensor(t), t.requires_grad, hooked and t.requires_grad and hooks_of(t))
-                for t in reached.tensors
-            ]
-            key = tuple(reached.facts), tuple(tensors)
-            self._state, _ = self._states.setdefault(key, (len(self._states), reached))
+            reached = self._walk()
         return reached
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
-        given = names_of_arguments(self._step, args, kwargs)
-        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
-        make = functools.partial(make_graph, lambda: self._step(*args, **kwargs), reached, tensors, names)
+    def _walk(self) -> Reached:
+        reached = self._reached = Reached(self._step, self._modules, self._roots, self._seen, self.leaf_hooks)
+        self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
+        hooked = self.leaf_hooks
+        tensors = [
+            (*key_of_tensor(t), t.requires_grad, hooked and t.requires_grad and hooks_of(t)) for t in reached.tensors
+        ]
+        key = tuple(reached.facts), tuple(tensors)
+        self._state, _ = self._states.setdefault(key, (len(self._states), reached))
+        return reached
+
+    def _make(
+        self, reached: Reached, leaves: Sequence[Any], args: Any, kwargs: Any, family: Family
+    ) -> tuple[Any, Reached, list[torch.Tensor]]:
+        """A graph for this call, what the step was found to reach meanwhile, and the tensors."""
         with DisableTorchFunctionSubclass():
-            dims = family.dims(tensors, len(reached.tensors))
-        if not dims:
-            return make(self._backend, {})
+            symbolic = bool(family.dims(_all_tensors(reached, leaves), len(reached.tensors)))
+        if not symbolic:
+            return self._capture(reached, leaves, args, kwargs, self._backend, None)
         try:
-            return make(self._backend, dims)
+            return self._capture(reached, leaves, args, kwargs, self._backend, family)
         except Exception as error:
             # What is wrong with the step itself comes up again with fixed sizes.
-            graph = make("replay" if self._dynamic else self._backend, {})
+            backend = "replay" if self._dynamic else self._backend
+            found = self._capture(self._reached or reached, leaves, args, kwargs, backend, None)
             family.fixed_since = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
             if not self._dynamic:
-                graph.fixed_since = family.fixed_since
-                return graph
+                found[0].fixed_since = family.fixed_since
+                return found
             raise CaptureError(
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
                 f"dynamic=False: each shape gets a graph of its own."
             ) from error
+
+    def _capture(
+        self, reached: Reached, leaves: Sequence[Any], args: Any, kwargs: Any, backend: Backend, family: Family | None
+    ) -> tuple[Any, Reached, list[torch.Tensor]]:
+        """The same, with the symbolic sizes of ``family`` or with fixed ones.
+
+        The capture may meet more than the walk before it: then the step is walked again, and captured again if that leads anywhere.
+        """
+        given = names_of_arguments(self._named, args, kwargs)
+        size: Any = None
+        while True:
+            with DisableTorchFunctionSubclass():
+                tensors = _all_tensors(reached, leaves)
+                dims = {} if family is None else family.dims(tensors, len(reached.tensors))
+            names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+            if size != reached.size:
+                taken = self._take(lambda: self._step(*args, **kwargs), reached, tensors, names, dims)
+            size = reached.size
+            seen = taken.captured.observer.seen(self._seen)
+            if seen.size == self._seen.size:
+                return self._build(taken, tensors, names, backend, bool(dims)), reached, tensors
+            self._seen = seen
+            with DisableTorchFunctionSubclass():
+                reached = self._walk()
+
+    @property
+    def _named(self) -> Callable[..., Any]:
+        """What names its arguments."""
+        return self._step
+
+    def _take(
+        self, call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
+    ) -> Any:
+        return take_graph(call, reached, tensors, names, dims)
+
+    def _build(
+        self, taken: Any, tensors: list[torch.Tensor], names: list[str], backend: Backend, symbolic: bool
+    ) -> Any:
+        return build_graph(taken, tensors, names, backend, symbolic)
 
 
 def _leads_on(leaf: Any) -> bool:

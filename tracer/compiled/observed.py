@@ -1,0 +1,302 @@
+"""What a step runs while it is captured: code, and the objects in its hands; and calls that read what no graph can know.
+
+A walk over closures, globals and attributes cannot see where a call leads: into a library, through an operator, a hook, a rule. So the
+capture looks on with a profile function, and the walk is made again with what was met.
+"""
+
+from __future__ import annotations
+
+import builtins
+import datetime
+import enum
+import gc
+import io
+import os
+import sys
+import time
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ops_registry.sites import user_frame
+from tracer.compiled.code_names import names_in
+from tracer.errors import CaptureError
+
+#: Whose a piece of code is: the engine's and torch's; torch's layers; the standard library's; anybody else's; refused.
+_ENGINES, _LAYERS, _STANDARD, _OTHERS, _REFUSED = range(5)
+#: What torch calls for its own ends counts as torch.
+_ENGINE = frozenset(
+    {
+        "torch",
+        "tracer",
+        "ops_registry",
+        "builtins",
+        "typing_extensions",
+        "_distutils_hack",
+        "sympy",
+        "mpmath",
+        "triton",
+        "rustworkx",
+    }
+)
+#: Parts of torch that users patch and whose objects users hold.
+_TORCH_LAYERS = ("torch.nn.", "torch.functional")
+_TORCH_OBJECTS = ("torch.distributions.",)
+#: What of the standard library is as good as C: it reads clocks and files for its own ends.
+_QUIET = frozenset(
+    {"logging", "warnings", "linecache", "tokenize", "traceback", "inspect", "threading", "contextlib", "dataclasses", "typing", "abc",
+     "enum", "types", "importlib", "weakref", "dis", "ast", "re", "genericpath", "posixpath", "ntpath"}
+)  # fmt: skip
+_CONSTANT = (
+    type(None), bool, int, float, complex, str, bytes, range, slice, tuple, frozenset, enum.Enum,
+    torch.dtype, torch.device, torch.memory_format, torch.layout,
+)  # fmt: skip
+
+_CLOCK = "reads the clock", "Take times outside of the step, and pass them as arguments."
+_FILE = "opens a file", "Read it outside of the step, and pass what was read as an argument."
+_RANDOM = "draws random numbers from the operating system", "Draw them outside of the step, and pass them as arguments."
+_SEEDING = "seeds the random numbers itself", "Seed them before the call."
+_SEED = "reads the seed of the random numbers", "Read it outside of the step, and pass it as an argument."
+_TYPED = "reads what is typed", "Read it outside of the step, and pass it as an argument."
+
+_REFUSED_CALLS: dict[Any, tuple[str, str]] = {
+    **dict.fromkeys(
+        [value for name, value in vars(time).items() if name.removesuffix("_ns") in
+         ("time", "perf_counter", "monotonic", "process_time", "thread_time", "clock_gettime", "localtime", "gmtime", "ctime")], _CLOCK
+    ),
+    builtins.open: _FILE, io.open: _FILE, os.open: _FILE, os.read: _FILE,
+    builtins.input: _TYPED,
+    os.urandom: _RANDOM,
+}  # fmt: skip
+_REFUSED_CODE: dict[int, tuple[str, str]] = {
+    id(torch.load.__code__): _FILE,
+    id(torch.random.initial_seed.__code__): _SEED,
+    id(torch.random.seed.__code__): _SEEDING,
+    id(torch.random.manual_seed.__code__): _SEEDING,
+}
+
+
+_ABSENT = object()
+
+
+class Seen:
+    """What captures of one step have met, beyond what a walk finds by itself."""
+
+    def __init__(self, earlier: Seen | None = None) -> None:
+        #: By id: code, the globals it reads, and whether it belongs to torch's layers.
+        self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
+        self.functions: dict[int, types.FunctionType] = {}
+        #: By id: a name for it, and whether any of its attributes may be read.
+        self.objects: dict[int, tuple[str, Any, bool]] = {}
+        if earlier is not None:
+            self.codes |= earlier.codes
+            self.functions |= earlier.functions
+            self.objects |= earlier.objects
+
+    @property
+    def size(self) -> tuple[int, ...]:
+        """It grows, and never changes otherwise."""
+        computed = sum(whole for _, _, whole in self.objects.values())
+        return len(self.codes), len(self.functions), len(self.objects), computed
+
+
+class Observer:
+    """Looks on while a step runs."""
+
+    def __init__(self) -> None:
+        self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
+        #: What the step did that no graph can do: what, where, and the remedy.
+        self.refused: list[tuple[str, str, str]] = []
+        #: Where it printed.
+        self.printed: list[str] = []
+        self._objects: dict[int, list[Any]] = {}
+        self._made: set[int] = set()
+        #: By the id of their object or code: namespaces as they were when they were met.
+        self._before: dict[int, tuple[str, dict[str, Any], dict[str, Any]]] = {}
+        self._whose: dict[int, int] = {}
+        self._kept: list[types.CodeType] = []
+
+    def seen(self, earlier: Seen) -> Seen:
+        """All that was met, with what was met before. Objects that only the step's own run has held are left out."""
+        found = Seen(earlier)
+        found.codes |= self.codes
+        self._drop_temporaries()
+        for key, (value, name, whole) in self._objects.items():
+            known = found.objects.get(key)
+            found.objects[key] = name, value, whole or (known is not None and known[2])
+        closures = [code for key, (code, _, light) in self.codes.items() if code.co_freevars and not light]
+        if closures:
+            wanted = set(map(id, closures))
+            for function in gc.get_referrers(*closures):
+                if isinstance(function, types.FunctionType) and id(function.__code__) in wanted:
+                    found.functions[id(function)] = function
+        return found
+
+    def refusal(self) -> CaptureError:
+        """The error for the first thing that no graph can do."""
+        what, where, remedy = self.refused[0]
+        return CaptureError(f"the step {what}, {where}: what it got would be the same for ever in a graph. {remedy}")
+
+    def changed(self) -> str:
+        """The name of an attribute or a global that the step has changed, which is put back; empty where there is none."""
+        self._drop_temporaries()
+        found = ""
+        for owner, (name, held, before) in self._before.items():
+            for key in list(before if owner in self.codes else held.keys() | before.keys()):
+                if held.get(key, _ABSENT) is not before.get(key, _ABSENT):
+                    found = found or (f"{name}.{key}" if name else key)
+                    held.pop(key, None)
+                    if key in before:
+                        held[key] = before[key]
+        return found
+
+    def _drop_temporaries(self) -> None:
+        objects = self._objects
+        for key in self._made:
+            objects.pop(key, None)
+            self._before.pop(key, None)
+        while True:
+            count = len(objects)
+            for key in list(objects):
+                if sys.getrefcount(objects[key][0]) <= 2:
+                    del objects[key]
+                    self._before.pop(key, None)
+            if len(objects) == count:
+                return
+
+    # ---------------------------------------------------------------- the profile function
+    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
+        """Called by Python at each call and return."""
+        code = frame.f_code
+        whose = self._whose.get(id(code))
+        if whose is None:
+            whose = self._note(frame)
+        if whose <= _LAYERS:
+            return
+        if event == "call" or event == "return":
+            if whose == _REFUSED:
+                if event == "call" and _asked_by_others(frame):
+                    self._refuse(_REFUSED_CODE[id(code)])
+            elif whose == _OTHERS or _asked_by_others(frame):
+                self._note_code(frame)
+                self._note_objects(frame)
+        elif event == "c_call":
+            self._note_call(frame, whose, arg)
+
+    def _note(self, frame: types.FrameType) -> int:
+        code = frame.f_code
+        self._kept.append(code)  # its id stands for it
+        whose = self._whose[id(code)] = _REFUSED if id(code) in _REFUSED_CODE else _whose_is(frame)
+        if whose == _LAYERS:
+            self.codes[id(code)] = code, frame.f_globals, True
+        return whose
+
+    def _note_code(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        if id(code) not in self.codes:
+            self.codes[id(code)] = code, frame.f_globals, False
+            known = frame.f_globals
+            self._before[id(code)] = "", known, {n: known[n] for n in names_in(code).names & known.keys()}
+
+    def _note_objects(self, frame: types.FrameType) -> None:
+        code = frame.f_code
+        whole = names_in(code).computed and self._whose[id(code)] == _OTHERS
+        if code.co_name in ("__init__", "__new__", "__post_init__"):  # at work on what the step makes
+            self._made.update(map(id, list(frame.f_locals.values())[:1]))
+        for variable, value in frame.f_locals.items():
+            if isinstance(value, _CONSTANT) or _is_passive(value):
+                continue
+            known = self._objects.get(id(value))
+            if known is None:
+                self._objects[id(value)] = [value, f"{variable} in {code.co_name}", whole]
+                held = getattr(value, "__dict__", None)
+                if isinstance(held, dict) and not isinstance(value, types.ModuleType):
+                    self._before[id(value)] = variable, held, dict(held)
+            elif whole:
+                known[2] = True
+
+    def _note_call(self, frame: types.FrameType, whose: int, function: Any) -> None:
+        if function is builtins.print:
+            if whose == _OTHERS:
+                self.printed.append(_line())
+            return
+        try:
+            found = _REFUSED_CALLS.get(function)
+        except TypeError:  # bound to an object without a hash
+            return
+        if found is None and getattr(function, "__name__", "") in ("now", "utcnow", "today"):
+            owner = getattr(function, "__self__", None)
+            found = _CLOCK if isinstance(owner, type) and issubclass(owner, datetime.date) else None
+        if found is not None and (whose == _OTHERS or _asked_by_others(frame)):
+            self._refuse(found)
+
+    def _refuse(self, found: tuple[str, str]) -> None:
+        self.refused.append((found[0], _line(), found[1]))
+
+
+def _line() -> str:
+    frame = user_frame()
+    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _whose_is(frame: types.FrameType) -> int:
+    module = frame.f_globals.get("__name__")
+    if module is None or module.startswith(("namedtuple_", "numpy.")):  # generated code; NumPy's, which torch calls too
+        return _STANDARD
+    package = module.partition(".")[0]
+    if package in _ENGINE:
+        if module.startswith(_TORCH_OBJECTS):
+            return _OTHERS
+        return _LAYERS if module.startswith(_TORCH_LAYERS) else _ENGINES
+    if package in _QUIET:
+        return _ENGINES
+    return _STANDARD if package in sys.stdlib_module_names and module != "__main__" else _OTHERS
+
+
+def _asked_by_others(frame: types.FrameType) -> bool:
+    """Whether the nearest caller outside of the standard library is neither torch nor the engine."""
+    caller = frame.f_back
+    while caller is not None:
+        whose = _whose_is(caller)
+        if whose != _STANDARD:
+            return whose == _OTHERS
+        caller = caller.f_back
+    return False
+
+
+def _is_passive(value: Any) -> bool:
+    """What is found by other ways, or says nothing."""
+    kind = type(value)
+    return (
+        (kind.__module__ == "numpy" and kind.__name__ == "ndarray")
+        or issubclass(kind, torch.Tensor | torch.nn.Module | BaseException | types.BuiltinFunctionType | types.CodeType)
+        or issubclass(kind, types.FrameType | types.TracebackType | types.CellType | types.GeneratorType)
+        or (kind.__module__.startswith("torch.") and not kind.__module__.startswith(_TORCH_OBJECTS))
+        or kind.__module__.partition(".")[0] in ("tracer", "ops_registry")
+    )
+
+
+def run_observed(call: Callable[[], Any], observer: Observer) -> Any:
+    """``call``, with ``observer`` as the profile function of this thread; one that was there comes back.
+
+    Raises ``CaptureError`` for a call that fails after it did what no graph can do.
+    """
+    before = sys.getprofile()
+    sys.setprofile(observer)
+    try:
+        return call()
+    except Exception as error:
+        sys.setprofile(None)
+        observer.changed()
+        if observer.refused:
+            raise observer.refusal() from error
+        raise
+    finally:
+        sys.setprofile(None)
+        enable = getattr(before, "enable", None)
+        if enable is not None:  # cProfile's, which lies in C
+            enable()
+        elif before is not None:
+            sys.setprofile(before)
