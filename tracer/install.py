@@ -87,6 +87,7 @@ from tracer.recording.library_ops import asks_tracked_too
 from tracer.recording.module_parameters import loading_tracked, staying_tracked
 from tracer.recording.nested import refusing_tracked
 from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
+from tracer.recording.optimizer_steps import STEPS, uninterrupted
 from tracer.recording.script import copying, exporting, recording_script, saving, tracing
 from tracer.recording.sparse_constructors import SPARSE_CONSTRUCTORS, intercepted
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
@@ -169,12 +170,12 @@ CHANGES: tuple[Change, ...] = (
     ),
     *(
         change
-        for tracer in TRACERS
-        for change in redirected(
-            tracer,
-            tracing,
-            "torch traces what its C++ sees, where a tracked parameter does not require grad: it would become a constant",
+        for functions, replacement, reason in (
+            (TRACERS, tracing, "torch traces what its C++ sees: tracked parameters would become constants"),
+            (STEPS, uninterrupted, "none of an optimiser's calls is recorded: interception would only slow it down"),
         )
+        for function in functions
+        for change in redirected(function, replacement, reason)
     ),
     *(
         Change(
