@@ -88,6 +88,7 @@ from tracer.recording.module_parameters import loading_tracked, staying_tracked
 from tracer.recording.nested import refusing_tracked
 from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
 from tracer.recording.optimizer_steps import STEPS, uninterrupted
+from tracer.recording.python_functions import CHECKS, passing_by
 from tracer.recording.script import copying, exporting, recording_script, saving, tracing
 from tracer.recording.sparse_constructors import SPARSE_CONSTRUCTORS, intercepted
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
@@ -156,17 +157,19 @@ CHANGES: tuple[Change, ...] = (
         "anomaly mode notes the stack of every call: calls would pay for asking whether it is on. One bound before, which is "
         "written in C and keeps its code, turns on the check for nan alone",
     ),
-    Change(
-        ScriptFunction,
-        "__call__",
-        recording_script(ScriptFunction.__call__),
-        "calls of compiled code never reach interception: they are recorded as one opaque call",
+    *(
+        Change(
+            kind,
+            "__call__",
+            recording_script(kind.__call__),
+            "calls of compiled code never reach interception: they are recorded as one opaque call",
+        )
+        for kind in (ScriptFunction, ScriptMethod)
     ),
-    Change(
-        ScriptMethod,
-        "__call__",
-        recording_script(ScriptMethod.__call__),
-        "as ScriptFunction, for methods of scripted modules",
+    *(
+        Change(owner, name, passing_by(check), "handing a call over ends in the same body", "aten::has_torch_function")
+        for owner in (torch.nn.functional, torch.functional)
+        for name, check in CHECKS.items()
     ),
     *(
         change
@@ -264,17 +267,14 @@ CHANGES: tuple[Change, ...] = (
         swapping(torch.utils.swap_tensors),
         "it refuses tensors with a weak reference, and a leaf's node holds one; nor does it know our nodes",
     ),
-    Change(
-        torch,
-        "DisableTorchFunctionSubclass",
-        DisabledForSubclasses,
-        "torch records in such a block, and we would see nothing of it: tracked tensors would lose their history",
-    ),
-    Change(
-        torch,
-        "DisableTorchFunction",
-        Disabled,
-        "torch records in such a block too, as in that of DisableTorchFunctionSubclass",
+    *(
+        Change(
+            torch,
+            name,
+            value,
+            "torch records in such a block, and we would see nothing of it: tracked tensors would lose their history",
+        )
+        for name, value in (("DisableTorchFunctionSubclass", DisabledForSubclasses), ("DisableTorchFunction", Disabled))
     ),
     Change(
         torch._C,
