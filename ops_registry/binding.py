@@ -114,12 +114,9 @@ class Spelling:
             bound = args + self.default_tails[given]
             if not kwargs:
                 return bound
-            places = [self.rule.places.get(name, -1) for name in kwargs]
-            if min(places) >= given:
-                named = list(bound)
-                for place, value in zip(places, kwargs.values(), strict=True):
-                    named[place] = value
-                return tuple(named)
+            named = self.with_keywords(bound, given, kwargs)
+            if named is not None:
+                return named
         if given > self.positional:
             raise UnsupportedCallError(
                 f"{self.rule.name} was called with {given} arguments by position, and its signature "
@@ -136,6 +133,17 @@ class Spelling:
                 )
             values[known] = value
         return tuple([values.get(n) for n in names])
+
+    def with_keywords(self, bound: tuple[Any, ...], given: int, kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
+        """``bound``, whose first ``given`` arguments came by position, with those that came by name; None where a name does not fit."""
+        places = self.rule.places
+        named = list(bound)
+        for name, value in kwargs.items():
+            place = places.get(name, -1)
+            if place < given:
+                return None
+            named[place] = value
+        return tuple(named)
 
     def mapped(
         self, args: tuple[Any, ...], kwargs: Mapping[str, Any], function: Callable[[str, Any], Any]

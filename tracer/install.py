@@ -87,6 +87,8 @@ from tracer.recording.library_ops import asks_tracked_too
 from tracer.recording.module_parameters import loading_tracked, staying_tracked
 from tracer.recording.nested import refusing_tracked
 from tracer.recording.numbers import NUMBER_CONSTRUCTORS, refusing_numbers
+from tracer.recording.optimizer_steps import STEPS, uninterrupted
+from tracer.recording.python_functions import CHECKS, passing_by
 from tracer.recording.script import copying, exporting, recording_script, saving, tracing
 from tracer.recording.sparse_constructors import SPARSE_CONSTRUCTORS, intercepted
 from tracer.recording.subclasses import answers_calls, init_subclass, let_meet, refuse_masked, subclasses_of
@@ -155,26 +157,28 @@ CHANGES: tuple[Change, ...] = (
         "anomaly mode notes the stack of every call: calls would pay for asking whether it is on. One bound before, which is "
         "written in C and keeps its code, turns on the check for nan alone",
     ),
-    Change(
-        ScriptFunction,
-        "__call__",
-        recording_script(ScriptFunction.__call__),
-        "calls of compiled code never reach interception: they are recorded as one opaque call",
+    *(
+        Change(
+            kind,
+            "__call__",
+            recording_script(kind.__call__),
+            "calls of compiled code never reach interception: they are recorded as one opaque call",
+        )
+        for kind in (ScriptFunction, ScriptMethod)
     ),
-    Change(
-        ScriptMethod,
-        "__call__",
-        recording_script(ScriptMethod.__call__),
-        "as ScriptFunction, for methods of scripted modules",
+    *(
+        Change(owner, name, passing_by(check), "handing a call over ends in the same body", "aten::has_torch_function")
+        for owner in (torch.nn.functional, torch.functional)
+        for name, check in CHECKS.items()
     ),
     *(
         change
-        for tracer in TRACERS
-        for change in redirected(
-            tracer,
-            tracing,
-            "torch traces what its C++ sees, where a tracked parameter does not require grad: it would become a constant",
+        for functions, replacement, reason in (
+            (TRACERS, tracing, "torch traces what its C++ sees: tracked parameters would become constants"),
+            (STEPS, uninterrupted, "none of an optimiser's calls is recorded: interception would only slow it down"),
         )
+        for function in functions
+        for change in redirected(function, replacement, reason)
     ),
     *(
         Change(
@@ -263,17 +267,14 @@ CHANGES: tuple[Change, ...] = (
         swapping(torch.utils.swap_tensors),
         "it refuses tensors with a weak reference, and a leaf's node holds one; nor does it know our nodes",
     ),
-    Change(
-        torch,
-        "DisableTorchFunctionSubclass",
-        DisabledForSubclasses,
-        "torch records in such a block, and we would see nothing of it: tracked tensors would lose their history",
-    ),
-    Change(
-        torch,
-        "DisableTorchFunction",
-        Disabled,
-        "torch records in such a block too, as in that of DisableTorchFunctionSubclass",
+    *(
+        Change(
+            torch,
+            name,
+            value,
+            "torch records in such a block, and we would see nothing of it: tracked tensors would lose their history",
+        )
+        for name, value in (("DisableTorchFunctionSubclass", DisabledForSubclasses), ("DisableTorchFunction", Disabled))
     ),
     Change(
         torch._C,

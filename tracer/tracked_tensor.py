@@ -6,6 +6,7 @@ What the class gets from the floors above it, interception, ``grad_fn`` and ``ba
 from __future__ import annotations
 
 import copy
+import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -33,12 +34,21 @@ _get_grad, _set_grad = _GRAD.__get__, _GRAD.__set__
 _OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
 
 
+class _Quiet(threading.local):
+    """How many modes of this thread are our own, and need not see what a tensor is asked about itself."""
+
+    modes = 0
+
+
+quiet = _Quiet()
+
+
 def _unintercepted(name: str) -> Any:
     """The attribute ``name`` of a tensor, read past interception, which would cost five times as much: nothing is recorded of it."""
     read: Callable[[torch.Tensor], Any] = getattr(torch.Tensor, name).__get__
 
     def get(self: Tensor) -> Any:
-        if count_modes():  # they are to see it, and to have interception on
+        if (modes := count_modes()) and modes > quiet.modes:  # others are to see it, and to have interception on
             return read(self)
         with DisableTorchFunctionSubclass():
             return read(self)
@@ -51,7 +61,7 @@ def _unintercepted_method(name: str) -> Any:
     ask: Callable[..., Any] = getattr(torch.Tensor, name)
 
     def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if count_modes():
+        if (modes := count_modes()) and modes > quiet.modes:
             return ask(self, *args, **kwargs)
         with DisableTorchFunctionSubclass():
             return ask(self, *args, **kwargs)

@@ -14,7 +14,7 @@ from tracer.tracked_tensor import HANDLERS
 
 
 def place(change: Change) -> str:
-    return f"{change.owner.__name__}.{change.name}"
+    return f"{getattr(change.owner, '__qualname__', change.owner.__name__)}.{change.name}"
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=place)

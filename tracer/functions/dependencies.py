@@ -7,18 +7,18 @@ for one, and answers with None or a wrong number. Here such values are followed 
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
-from torch.utils.weak import WeakIdKeyDictionary
 
 from ops_registry import registry
 from ops_registry.formula import Formula
 from tracer.recording.inplace import is_in_place
 from tracer.recording.parents import DIFFERENTIABLE
-from tracer.tracked_tensor import Tensor
+from tracer.tracked_tensor import Tensor, quiet
 
 #: Calls that make no new value: an alias made for recording must not be put in the place of what they are asked about.
 _BOOKKEEPING = frozenset(
@@ -34,14 +34,22 @@ class DependencyTracker(TorchFunctionMode):
 
     def __init__(self, sources: Iterable[torch.Tensor], refuse: Callable[[torch.Tensor], torch.Tensor] | None = None):
         super().__init__()
-        self._dependent: Any = WeakIdKeyDictionary()
+        #: By their ids. A reference that is dead tells that the id is another's now.
+        self._dependent: dict[int, weakref.ref[torch.Tensor]] = {id(source): weakref.ref(source) for source in sources}
         self._refuse = refuse
-        for source in sources:
-            self._dependent[source] = True
+
+    def __enter__(self) -> DependencyTracker:
+        quiet.modes += 1
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        quiet.modes -= 1
+        super().__exit__(*exc)
 
     def depends(self, value: Any) -> bool:
         """Whether a tensor is one of those followed."""
-        return isinstance(value, torch.Tensor) and value in self._dependent
+        return isinstance(value, torch.Tensor) and self._follows(value)
 
     def __torch_function__(
         self,
@@ -50,43 +58,56 @@ class DependencyTracker(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        kwargs = kwargs or {}
-        name = getattr(func, "__name__", "")
-        dependent = self._any((args, kwargs))
-        if dependent and self._refuse is not None and torch.is_grad_enabled() and name not in _BOOKKEEPING:
-            args, kwargs = self._refused(args), self._refused(kwargs)
-        result = func(*args, **kwargs) if kwargs else func(*args)
+        dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
+        if dependent and self._refuse is not None and torch.is_grad_enabled() and _makes_a_value(func):
+            args, kwargs = self._refused(args), self._refused(kwargs or {})
+        quiet.modes -= 1  # inside a call torch has taken this mode away
+        try:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+        finally:
+            quiet.modes += 1
         if dependent and not _is_constant(func):
             self._mark(result)
             if args and is_in_place(func):
                 self._mark(args[0])
-            self._mark(kwargs.get("out"))
+            if kwargs:
+                self._mark(kwargs.get("out"))
         return result
 
-    def _any(self, nest: Any) -> bool:
-        if isinstance(nest, torch.Tensor):
-            return nest in self._dependent or (type(nest) is Tensor and nest._node is not None)
-        if isinstance(nest, dict):
-            nest = nest.values()
-        elif not isinstance(nest, tuple | list):
-            return False
-        return any(map(self._any, nest))
+    def _follows(self, tensor: torch.Tensor) -> bool:
+        reference = self._dependent.get(id(tensor))
+        return reference is not None and reference() is tensor
+
+    def _any(self, nest: Iterable[Any]) -> bool:
+        for value in nest:
+            if isinstance(value, torch.Tensor):
+                if self._follows(value) or (type(value) is Tensor and value._node is not None):
+                    return True
+            elif (isinstance(value, tuple | list) and self._any(value)) or (
+                isinstance(value, dict) and self._any(value.values())
+            ):
+                return True
+        return False
 
     def _mark(self, result: Any) -> None:
         if isinstance(result, torch.Tensor):
             if result.dtype in DIFFERENTIABLE:
-                self._dependent[result] = True
+                self._dependent[id(result)] = weakref.ref(result)
         elif isinstance(result, tuple | list):
             for item in result:
                 self._mark(item)
 
     def _refused(self, nest: Any) -> Any:
         if isinstance(nest, torch.Tensor):
-            unrecorded = nest in self._dependent and getattr(nest, "_node", None) is None and not nest.requires_grad
+            unrecorded = self._follows(nest) and getattr(nest, "_node", None) is None and not nest.requires_grad
             return self._refuse(nest) if unrecorded and self._refuse is not None else nest
         if isinstance(nest, dict):
             return {key: self._refused(value) for key, value in nest.items()}
         return type(nest)(map(self._refused, nest)) if type(nest) in (tuple, list) else nest
+
+
+def _makes_a_value(func: Callable[..., Any]) -> bool:
+    return getattr(func, "__name__", "") not in _BOOKKEEPING
 
 
 @functools.cache

@@ -59,20 +59,22 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
     except KeyError:
         return call_without_rule(func, types, args, kwargs or NO_KEYWORDS)
     while True:
-        if spelling.fast and not kwargs:
-            # Fast lane: inlined copy of ``call.record`` for a call by position.
+        if spelling.fast:
+            # Fast lane: inlined copy of ``call.record`` for a call whose arguments fit the signature as they come.
             # Without it a step of small ops takes 19 % longer (mul, add, tanh on 4 elements, forward and backward;
             # `benchmarks/lanes.py`, 2026-11).
             given = gather_varargs(args) if spelling.varargs else args
             count = len(given)
             tails = spelling.default_tails
-            if count < len(tails):
+            # 1 bind
+            bound = given + tails[count] if count < len(tails) else None
+            if kwargs and bound is not None:
+                bound = spelling.with_keywords(bound, count, kwargs)
+            if bound is not None:
                 rule = spelling.rule
                 forward = rule.forward
                 if forward is not None and is_any_autocast_enabled():
-                    return record(spelling, func, args, NO_KEYWORDS)
-                # 1 bind
-                bound = given + tails[count]
+                    return record(spelling, func, args, kwargs or NO_KEYWORDS)
                 mask = 0
                 with DisableTorchFunctionSubclass():
                     # 2 inputs
@@ -91,21 +93,22 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                                 # A list, or a tensor of torch's own autograd: all inputs once more, with care.
                                 mask, parents, has_native = find_parents(rule, bound)
                                 if has_native:
-                                    return record_with_native(rule, mask, parents, func, args, NO_KEYWORDS, bound)
+                                    keywords = kwargs or NO_KEYWORDS
+                                    return record_with_native(rule, mask, parents, func, args, keywords, bound)
                                 break
                             bit += bit
                         else:
-                            if rule.uncovered_positional:
+                            if rule.uncovered if kwargs else rule.uncovered_positional:
                                 check_uncovered(rule, bound)
                     # 3 run
                     if not mask:
-                        result = spelling.function(*args)
+                        result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
                         if asked.graphs:
-                            note_unrecorded(rule.name, args)
-                        return mark_constant(result, args, NO_KEYWORDS)
+                            note_unrecorded(rule.name, (args, kwargs))
+                        return mark_constant(result, args, kwargs or NO_KEYWORDS)
                     by_products = NO_KEYWORDS
                     if forward is None:
-                        result = spelling.function(*args)
+                        result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
                     else:
                         result, by_products = forward(*bound)
                     if (

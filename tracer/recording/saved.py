@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
@@ -185,12 +186,26 @@ def note_write(target: torch.Tensor, name: str) -> None:
         _writes.popitem(last=False)
 
 
+#: Optimisers whose steps have written into their parameters, and noted nothing of each write.
+_stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+
+
+def note_step(optimizer: torch.optim.Optimizer) -> None:
+    """Remember that a step of the optimiser has written into its parameters, as ``note_write`` does of one write."""
+    _stepped.add(optimizer)
+
+
 def last_write(tensor: torch.Tensor) -> tuple[str, Site | None]:
-    """`` by mul_ of shape (2,)`` with its place, where that is known."""
+    """`` by mul_ of shape (2,)`` with its place, where that is known, or `` by a step of SGD``."""
     if tensor.layout is not torch.strided:
         return "", None
-    name, shape, version, site = _writes.get(storage_key(tensor), ("", torch.Size(), -1, None))
+    storage = storage_key(tensor)
+    name, shape, version, site = _writes.get(storage, ("", torch.Size(), -1, None))
     if version != tensor._version:
+        for optimizer in _stepped:
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            if any(p.layout is torch.strided and storage_key(p) == storage for p in parameters):
+                return f" by a step of {type(optimizer).__name__}", None
         return "", None
     where = f" at {site.line}" if site is not None and site.line is not None else ""
     return f" by {_in_place(name)} of shape {tuple(shape)}{where}", site

@@ -13,6 +13,7 @@ import torch
 from support import functions as f
 from support.checking import plain
 from support.memory import no_collector
+from torch.overrides import TorchFunctionMode
 
 import ops_registry
 import tracer
@@ -425,3 +426,29 @@ def test_a_forward_that_backward_runs_again_stands_where_it_stood() -> None:
         y = model(x)
     y.backward()
     assert x.grad.item() == pytest.approx(10 * (1 - y.item() ** 2))
+
+
+def test_a_mode_of_the_users_sees_what_forward_asks_of_a_tensor() -> None:
+    seen = []
+
+    class Seeing(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            seen.append(func)
+            return func(*args, **(kwargs or {}))
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * x.shape[0]
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * 2
+
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    with Seeing():
+        Asks.apply(x)
+    assert torch.Tensor.shape.__get__ in seen and torch.Tensor.mul in seen  # type: ignore[attr-defined]
+    seen.clear()
+    Asks.apply(x).sum().backward()
+    assert not seen and x.grad is not None and x.grad.tolist() == [2.0, 2.0]

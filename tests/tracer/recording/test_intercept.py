@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.custom import mystery_pair
 from support.leaves import leaf32
 
@@ -120,3 +121,19 @@ def test_out_that_requires_grad_itself_is_refused() -> None:
     with torch.no_grad():
         torch.add(torch.ones(1), torch.ones(1), out=x)
     assert x.tolist() == [2.0]
+
+
+def test_an_argument_given_twice_is_torchs_error_and_a_name_from_numpy_is_known() -> None:
+    x = tracer.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
+    with pytest.raises(TypeError):
+        torch.sum(x, 1, dim=1)
+    x.sum(axis=1)[0].backward()
+    assert x.grad is not None and x.grad.tolist() == [[1.0, 1.0], [0.0, 0.0]]
+
+
+def test_a_tensor_that_a_rule_does_not_cover_is_refused_by_name_too() -> None:
+    x, weight = (tracer.tensor([0.5, 0.25], requires_grad=True) for _ in range(2))
+    with pytest.raises(ops_registry.UnsupportedCallError, match="weight"):
+        F.binary_cross_entropy(x, torch.ones(2), weight=weight)
+    with pytest.raises(ops_registry.UnsupportedCallError, match="weight"):
+        torch._C._nn.binary_cross_entropy(x, torch.ones(2), weight=weight)
