@@ -71,6 +71,8 @@ class Exchange:
         self._span = (0, 0)
         #: A backward pass is under way; why there can be no more.
         self._open = False
+        #: The number of the pass, the outermost of this thread, in which the latest exchange has ended.
+        self._closed_in = -1
         self._failed: str | None = None
         self._static = self._counting = False
         self._rebuilt = find_unused
@@ -142,10 +144,13 @@ class Exchange:
     # ------------------------------------------------------------------ 1 take
     def take(self, sweep: Progress, tensor: torch.Tensor, buffer: list[Any]) -> bool:
         """Take the gradient of a parameter, if this pass is one that exchanges them."""
-        if not (self._armed or self._open or self._goes_through_last_forward()):
-            return False
-        self._check_reducer_finalized()
         number = self._numbers[id(tensor)]
+        if not (self._armed or self._open):
+            if in_progress()[0].task == self._closed_in:
+                raise self._comes_late(number)
+            if not self._goes_through_last_forward():
+                return False
+        self._check_reducer_finalized()
         if sweep.create_graph:
             raise UnsupportedError(
                 f"backward(create_graph=True) reached the parameter {self.names[number]} of a module in DistributedDataParallel: the means "
@@ -156,10 +161,7 @@ class Exchange:
             self._begin(sweep)
         bucket, place = self._places[number]
         if bucket.work is not None:
-            raise ExchangeError(
-                f"the parameter {self.names[number]} got one more gradient in the same backward pass, after its bucket had left. Where it "
-                f"is used in more than one checkpointed stretch, pass static_graph=True, or use_reentrant=False to the checkpoint."
-            )
+            raise self._comes_late(number)
         count = self._counts[number] = self._counts[number] + 1
         if buffer and buffer[0] is not None:
             self._check(number, bucket, buffer[0])
@@ -172,6 +174,12 @@ class Exchange:
             bucket.missing -= 1
             self._leave()
         return True
+
+    def _comes_late(self, number: int) -> ExchangeError:
+        return ExchangeError(
+            f"the parameter {self.names[number]} got one more gradient in the same backward pass, after its bucket had left. Where it is "
+            f"used in more than one checkpointed stretch, pass static_graph=True, or use_reentrant=False to the checkpoint."
+        )
 
     def _goes_through_last_forward(self) -> bool:
         """Whether a backward pass goes once more through the latest forward pass: its gradients too are to be exchanged."""
@@ -388,6 +396,7 @@ class Exchange:
         for bucket in self.buckets:
             bucket.clear()
         self._open = self._armed = self._counting = False
+        self._closed_in = in_progress()[0].task
         self._divisor = None
         self._futures = []
 

@@ -238,17 +238,6 @@ def two_forward_passes(wrap: Any, rank: int) -> list[torch.Tensor]:
     return state(wrapped)
 
 
-def with_a_penalty_on_the_gradient(wrap: Any, rank: int) -> list[torch.Tensor]:
-    wrapped = wrap(network(), bucket_cap_mb=SMALL)
-    for step in range(3):
-        wrapped.zero_grad()
-        x = batch(rank, step).requires_grad_()
-        y = wrapped(x)
-        (slope,) = torch.autograd.grad(y.sum(), x, create_graph=True)
-        (y.pow(2).mean() + slope.pow(2).mean()).backward()
-    return [g.detach() for g in state(wrapped)]
-
-
 def checkpointed(wrap: Any, rank: int) -> list[torch.Tensor]:
     return trained(wrap(Checkpointed(reentrant=False, times=2), bucket_cap_mb=SMALL / 20), rank)
 
@@ -425,13 +414,3 @@ def difference(program: Program, rank: int) -> str:
 
 #: Those in which sums over more than two processes could be taken in another order.
 OF_FOUR: tuple[Program, ...] = (one_bucket, several_buckets, bucket_views, of_batch_norm, unused_in_a_static_graph)
-
-
-def differences(rank: int) -> dict[str, str]:
-    """``difference`` for every program, in two processes."""
-    return {program.__name__: difference(program, rank) for program in SAME}
-
-
-def differences_of_four(rank: int) -> dict[str, str]:
-    """``difference`` for some of them, in four processes."""
-    return {program.__name__: difference(program, rank) for program in OF_FOUR}

@@ -425,3 +425,22 @@ def test_a_forward_that_backward_runs_again_stands_where_it_stood() -> None:
         y = model(x)
     y.backward()
     assert x.grad.item() == pytest.approx(10 * (1 - y.item() ** 2))
+
+
+def test_a_function_of_plain_tensors_that_computes_with_tracked_ones_keeps_its_history() -> None:
+    weight = tracer.tensor([2.0, 3.0], requires_grad=True)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * weight.detach(), x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return grad * weight.detach() + other * 2
+
+    x = torch.ones(2, requires_grad=True)
+    scaled, doubled = Scaled.apply(x)
+    ((scaled + doubled) * weight).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [8.0, 15.0]
+    assert weight.grad is not None and weight.grad.tolist() == [4.0, 5.0]
