@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from nn import functional, init
+from nn import functional, init, parallel
 from nn.activations import Swish
 from nn.attention import CrossAttention, SelfAttention
 from nn.conv_lstm import ConvLSTM2d
 from nn.densenet import DenseBlock, Transition
-from nn.errors import ArgumentError, ShapeError
+from nn.errors import ArgumentError, ExchangeError, ShapeError
 from nn.gradients import zero_grad
 from nn.im2col import Col2Im, Im2Col, col_to_img, img_to_col
 from nn.layers import __all__ as _layers
@@ -36,6 +36,7 @@ __all__ = [
     "ConvLSTM2d",
     "CrossAttention",
     "DenseBlock",
+    "ExchangeError",
     "Im2Col",
     "Module",
     "Parameter",
@@ -50,6 +51,7 @@ __all__ = [
     "functional",
     "img_to_col",
     "init",
+    "parallel",
     "track",
     "zero_grad",
 ]

@@ -11,3 +11,7 @@ class ShapeError(GlassgradError):
 
 class ArgumentError(GlassgradError, ValueError):
     """An argument that is none of those that the function takes, whatever the tensors."""
+
+
+class ExchangeError(GlassgradError):
+    """Processes that train together have parted: other models, a gradient that did not come, a process that is gone."""

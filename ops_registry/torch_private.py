@@ -267,6 +267,27 @@ def resolve_overload(packet: Any, args: tuple[Any, ...], kwargs: dict[str, Any])
 #: What every collective goes through, however its function was imported; None where torch was built without ``torch.distributed``.
 ProcessGroup: Any = getattr(torch.distributed, "ProcessGroup", None)
 
+#: How torch's DistributedDataParallel deals its parameters out to buckets: gradients are equal to the last bit only in equal buckets.
+bucket_assignment: Any = getattr(torch.distributed, "_compute_bucket_assignment_by_size", None)
+#: The size in bytes of the bucket that leaves first, where the user gives none.
+FIRST_BUCKET_BYTES: int = getattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", 1 << 20)
+
+#: The methods of torch's DistributedDataParallel that ours has in other words: there its reducer is made, and is told of a forward pass.
+REDUCER_METHODS = (
+    *("_ddp_init_helper", "_post_forward", "_setup_in_backward_optimizers", "_register_builtin_comm_hook"),
+    *("_check_sync_bufs_post_fwd", "_sync_buffers", "_passing_sync_batchnorm_handle"),
+)
+#: The attribute of a module in which DistributedDataParallel finds the names of parameters and buffers that it is to leave alone.
+IGNORED_NAMES = "_ddp_params_and_buffers_to_ignore"
+#: The attribute of a parameter whose optimiser steps inside backward.
+OPTIMIZERS_IN_BACKWARD = "_in_backward_optimizers"
+
+
+def exchanges_in_python() -> bool:
+    """Whether torch's compiler is to exchange the gradients, and not the wrapper."""
+    return torch._dynamo.utils.get_optimize_ddp_mode() == "python_reducer"
+
+
 #: Where DistributedDataParallel, and ``replicate`` that is made of it, gets ready for a forward pass.
 PREPARE_FORWARD = "_pre_forward"
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from tracer import func
 from tracer.backprop.api import backward, grad
+from tracer.backprop.progress import at_end_of_backward
 from tracer.backprop.replay import replay
 from tracer.errors import (
     AnomalyError,
@@ -92,6 +93,7 @@ __all__ = [
     "UnrecordedError",
     "UnsupportedError",
     "UnusedInputError",
+    "at_end_of_backward",
     "audit",
     "backward",
     "check_rule",

@@ -41,6 +41,7 @@ class Extras:
         "prehooks",
         "removed",
         "retain",
+        "taker",
         "trace",
     )
 
@@ -51,6 +52,8 @@ class Extras:
         self.post_hooks: OrderedDict[int, Callable[..., Any]] = OrderedDict()
         #: Hooks on a leaf that run once its ``.grad`` is filled.
         self.accumulate_hooks: OrderedDict[int, Callable[[torch.Tensor], None]] | None = None
+        #: Who takes the gradient of a leaf on its way to ``.grad`` (``tracer/backprop/takers.py``): gives None once nobody does any more.
+        self.taker: Callable[[], Any] | None = None
         #: The tensor whose ``.grad`` backward is to fill though it is not a leaf.
         self.retain: weakref.ref[torch.Tensor] | None = None
         #: By position among several results: the hooks on that result, which outlive its tensor, and its shape and dtype, where asked for.

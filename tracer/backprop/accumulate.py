@@ -80,7 +80,7 @@ def accumulate(entries: Iterable[Entry]) -> None:
                     _GRAD.__set__(tensor, None)
                 before = _GRAD.__get__(tensor)
                 if before is None:
-                    _set(tensor, _own(buffer, tensor))
+                    _set(tensor, own(buffer, tensor))
                 elif (
                     before.requires_grad
                     or before.layout not in (torch.strided, buffer[0].layout)
@@ -180,7 +180,7 @@ def _set(tensor: torch.Tensor, grad: torch.Tensor) -> None:
         TensorBase.requires_grad_(tensor, native)
 
 
-def _own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
+def own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     """The gradient in ``buffer`` as memory that belongs to nobody else, laid out as torch lays out ``.grad``: like a dense tensor itself.
 
     Taken as it is when neither the object nor its storage is known to anyone; otherwise copied.

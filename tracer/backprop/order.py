@@ -18,10 +18,12 @@ def hooked_leaves_early(order: list[Node]) -> list[Node]:
         return order
     last: dict[Node, Node] = {}
     for node in order:
-        for parent in flat(node.parents):
-            if parent in hooked:
-                last.pop(parent, None)  # so that leaves of one node stand in the order of its inputs
-                last[parent] = node
+        met = [parent for parent in flat(node.parents) if parent in hooked]
+        if len(met) > 1 and node.op == "linear":
+            met.reverse()  # torch meets the bias first: it adds that to a product with the weight transposed
+        for parent in met:
+            last.pop(parent, None)  # so that leaves of one node stand in the order of its inputs
+            last[parent] = node
     behind: dict[Node, list[Node]] = {}
     for leaf, node in last.items():
         behind.setdefault(node, []).append(leaf)
@@ -35,7 +37,9 @@ def hooked_leaves_early(order: list[Node]) -> list[Node]:
 
 def _has_hooks(leaf: Leaf) -> bool:
     extras = leaf.extras
-    if extras is not None and (extras.hooks or extras.prehooks or extras.post_hooks or extras.accumulate_hooks):
+    if extras is not None and (
+        extras.hooks or extras.prehooks or extras.post_hooks or extras.accumulate_hooks or extras.taker
+    ):
         return True
     return bool(native_hooks(leaf, "_backward_hooks") or native_hooks(leaf, "_post_accumulate_grad_hooks"))
 

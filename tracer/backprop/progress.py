@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+import torch
 
 from ops_registry.torch_private import (
     native_autograd_node,
@@ -17,7 +19,7 @@ from ops_registry.torch_private import (
     native_graph_task_id,
     native_will_execute,
 )
-from tracer.backprop.accumulate import grad_is_left_alone
+from tracer.backprop.accumulate import Entry, grad_is_left_alone
 from tracer.errors import NotInBackwardError
 from tracer.node import Node
 from tracer.recording.grad_fn import as_grad_fn
@@ -25,6 +27,22 @@ from tracer.recording.parents import any_node
 
 #: Numbers of our sweeps, far from those that torch's engine counts its own passes with.
 next_task = itertools.count(1 << 40).__next__
+
+
+class Taker(Protocol):
+    """Who takes gradients of leaves on their way to ``.grad``, and fills that at the end of the pass."""
+
+    def take(self, sweep: Progress, tensor: torch.Tensor, buffer: list[Any]) -> bool:
+        """Take the gradient of ``tensor`` out of ``buffer``, unless it is to go the usual way: then False.
+
+        ``buffer`` holds None where no gradient has come, and nothing where hooks on ``.grad`` had it filled in already.
+        """
+
+    def settle(self, outermost: bool) -> bool:
+        """Fill ``.grad`` of all that was taken. False where more is to come, in a pass that surrounds this one."""
+
+    def abandon(self) -> None:
+        """The pass has failed."""
 
 
 class Progress(Protocol):
@@ -43,6 +61,17 @@ class Progress(Protocol):
     keep_graph: bool
     #: The nodes that a gradient of zero has come to.
     zero: set[Node]
+    #: The nodes that it visits, in their order.
+    order: list[Node]
+    #: Whether the pass is itself recorded.
+    create_graph: bool
+    #: Leaves that are filled when it has come through.
+    leaves: list[Entry]
+    #: Who has taken gradients from it.
+    takers: list[Taker]
+
+    def fill(self, entries: list[Entry]) -> None:
+        """Add each gradient to the ``.grad`` of its tensor."""
 
     def will_visit(self, node: Node) -> bool:
         """Whether ``node`` is among those that the sweep visits."""
@@ -71,6 +100,23 @@ def innermost() -> Progress | None:
     """The sweep that surrounds the code that asks; None where there is none, or a pass of torch's own is nearer."""
     sweeps = _state.sweeps
     return sweeps[-1] if sweeps and sweeps[-1].native_task == native_graph_task_id() else None
+
+
+def in_progress() -> Sequence[Progress]:
+    """The sweeps of this thread, the innermost last: it runs in a hook, a checkpoint or a Function of the one before."""
+    return _state.sweeps
+
+
+def at_end_of_backward(callback: Callable[[], Any]) -> None:
+    """Call ``callback()`` once the backward pass in progress on this thread has come through and every ``.grad`` is filled; for hooks.
+
+    Callbacks run in the order in which they came; one may ask for another. None runs where the pass raises. A backward pass inside another
+    is one of its own. Raises ``NotInBackwardError`` outside of a backward pass.
+    """
+    sweep = innermost()
+    if sweep is None:
+        raise NotInBackwardError("at_end_of_backward() was called outside of a backward pass: call it in a hook")
+    sweep.callbacks.append(callback)
 
 
 def current_graph_task_id() -> int:

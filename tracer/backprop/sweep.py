@@ -27,7 +27,6 @@ from tracer import anomaly
 from tracer.backprop.accumulate import Entry, accumulate, accumulate_recorded, add_up, plus
 from tracer.backprop.bridge import backward_into_torch, not_recordable
 from tracer.backprop.hooks import (
-    hooks_on_filling,
     native_hooks,
     run_hooks,
     run_post_hooks,
@@ -35,8 +34,9 @@ from tracer.backprop.hooks import (
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
-from tracer.backprop.progress import begin, end, next_task
+from tracer.backprop.progress import Taker, begin, end, next_task
 from tracer.backprop.projecting import check_tensor, project_list, project_onto, wrong_number
+from tracer.backprop.takers import abandon, reach_leaf, settle
 from tracer.earlier_uses import check_earlier_uses
 from tracer.errors import FreedGraphError
 from tracer.graph import backward_order
@@ -92,6 +92,7 @@ class Sweep:
         self.node: Node | None = None
         self.order: list[Node] = []
         self.callbacks: list[Callable[[], Any]] = []
+        self.takers: list[Taker] = []
 
     def __enter__(self) -> Sweep:
         begin(self)
@@ -101,6 +102,8 @@ class Sweep:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
+            if kind is not None:
+                abandon(self)
             while kind is None and self.callbacks:  # one may queue another
                 self.callbacks.pop(0)()
         finally:
@@ -255,7 +258,7 @@ class Sweep:
                 grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad)
             if self.targets is None or self.fill_targets:
                 buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
-                self._reach_leaf(node, buffer)
+                reach_leaf(self, node, buffer)
             elif grad is not None:
                 self.found[node] = grad
             self.node = None
@@ -466,35 +469,25 @@ class Sweep:
             gathered = (None,) * len(call.outputs)
         self.grads[call] = (*gathered[: node.index], grad, *gathered[node.index + 1 :])
 
-    def _reach_leaf(self, leaf: Leaf, buffer: list[Any]) -> None:
-        """Fill ``.grad`` at the end of the sweep, or at once where hooks wait for that; ``buffer`` holds the gradient, or None."""
-        tensor = leaf.variable
-        if tensor is None:
-            return
-        hooks = hooks_on_filling(leaf, buffer)
-        if buffer[0] is not None and not hooks:
-            self.leaves.append((tensor, buffer))
-        elif buffer[0] is not None:
-            # Such hooks step and drop the gradient to save memory: they cannot wait for the end of the sweep.
-            self._fill([(tensor, buffer)])
-        for hook in hooks:
-            hook(tensor)
-
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
             raise not_recordable(bridge.native)
         self.bridged.append((bridge.native, grad))
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
-        """Fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``; hand over to torch what arrived there."""
+        """Hand over to torch what arrived there; fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``.
+
+        In this order: what runs in torch's pass may fail, or run a pass of ours inside it.
+        """
         if self.bridged:
             check_earlier_uses(native for native, _ in self.bridged)
-        self._fill(self.leaves)
-        self._fill([(t, [g]) for t, g in self.retained])
-        self._fill([(t, [g]) for t, g in inputs])
-        if self.bridged:
             backward_into_torch(self.bridged, None, self.keep_graph)
+        settle(self)
+        self.fill(self.leaves)
+        self.fill([(t, [g]) for t, g in self.retained])
+        self.fill([(t, [g]) for t, g in inputs])
 
-    def _fill(self, entries: list[Entry]) -> None:
+    def fill(self, entries: list[Entry]) -> None:
+        """Add each gradient to the ``.grad`` of its tensor."""
         if entries:
             (accumulate_recorded if self.create_graph else accumulate)(entries)

@@ -54,7 +54,18 @@ def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
         nodes = [any_node(a) if isinstance(a, torch.Tensor) else None for a in args]
         if any(n is not None for n in nodes):
             return _record(cls, args, nodes)
-    return super(SingleLevelFunction, cls).apply(*args, **kwargs)
+    result = super(SingleLevelFunction, cls).apply(*args, **kwargs)
+    for output in result if isinstance(result, tuple) else (result,):
+        if type(output) is Tensor and output._node is None:
+            _leave_to_torch(output)
+    return result
+
+
+def _leave_to_torch(output: Any) -> None:
+    """Make a result that torch has recorded, and that ``forward`` computed with tracked tensors, one of torch's own."""
+    with DisableTorchFunctionSubclass():
+        if _HAS_HISTORY.__get__(output):
+            output.__class__ = torch.Tensor
 
 
 def apply_in_transform(cls: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,9 +1,9 @@
 """Training in several processes: what torch's wrappers would do to tracked parameters in silence is refused by name.
 
 torch's wrappers hear of gradients from torch's own autograd alone. Round tracked parameters each process would train for itself, or the
-process would crash. Wrappers that put tensors of their own in the place of the parameters (DTensor) would drop the tracked ones. A
-collective that torch records no history of leaves a history that raises in backward. ``tracer.install`` puts these in the place of
-torch's own.
+process would crash. The wrapper for tracked parameters, ``nn.parallel.DistributedDataParallel``, says that it hears of theirs. Wrappers
+that put tensors of their own in the place of the parameters (DTensor) would drop the tracked ones. A collective that torch records no
+history of leaves a history that raises in backward. ``tracer.install`` puts these in the place of torch's own.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from tracer.tracked_tensor import Tensor
 
 #: What can be done in the place of a wrapper.
 REMEDY = (
-    "Train the module without tracking it, or average the gradients yourself: give every process the same parameters "
-    "(torch.distributed.broadcast(p.detach(), 0) for each p), and between backward and the optimiser's step call "
-    "torch.distributed.all_reduce(p.grad.div_(torch.distributed.get_world_size())) for each p."
+    "Wrap the module by nn.parallel.DistributedDataParallel (of glassgrad's nn), which takes the arguments of torch's and averages the "
+    "gradients of tracked parameters; or train the module without tracking it."
 )
 
 
@@ -50,9 +49,14 @@ def refuse(wrapper: str, reason: str) -> NoReturn:
     raise UnsupportedError(f"{wrapper} does not work with tracked parameters: {reason}. {REMEDY}")
 
 
+def hears_of_tracked(wrapper: Any) -> bool:
+    """Whether a wrapper, one of torch's by its class, takes the gradients of tracked parameters from our own backward pass."""
+    return getattr(type(wrapper), "hears_of_tracked", False)
+
+
 def refuse_wrapped(module: torch.nn.Module) -> None:
     """Raise ``UnsupportedError`` where a module, or one inside it, is wrapped for training in several processes."""
-    kinds: set[Any] = {type(part) for part in module.modules()}
+    kinds: set[Any] = {type(part) for part in module.modules() if not hears_of_tracked(part)}
     for kind in kinds:
         found = _wrapper_of(kind)
         if found is not None:
@@ -84,7 +88,7 @@ def refusing_to_reduce(init: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(init)
     def constructed(self: Any, module: torch.nn.Module, *args: Any, **kwargs: Any) -> None:
-        if isinstance(module, torch.nn.Module) and _any_tracked(module.parameters()):
+        if isinstance(module, torch.nn.Module) and not hears_of_tracked(self) and _any_tracked(module.parameters()):
             refuse("DistributedDataParallel (or replicate, which is made of it)", NOT_AVERAGED)
         init(self, module, *args, **kwargs)
 
@@ -99,7 +103,7 @@ def refusing_to_prepare(prepare_forward: Callable[..., Any]) -> Callable[..., An
 
     @functools.wraps(prepare_forward)
     def prepared(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if torch.is_grad_enabled():
+        if torch.is_grad_enabled() and not hears_of_tracked(self):
             if _any_tracked(getattr(self, "_module_parameters", ())):
                 refuse("DistributedDataParallel (or replicate, which is made of it)", NOT_AVERAGED)
             if _any_tracked(tree_leaves((inputs, kwargs))):

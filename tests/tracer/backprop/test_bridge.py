@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -108,3 +109,19 @@ def test_an_adopted_leaf_may_change_its_shape() -> None:
     w.data, w.grad = torch.ones(3), None
     (x * w).sum().backward()
     assert w.grad is not None and w.grad.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_a_fault_in_torchs_part_of_a_pass_leaves_tracked_leaves_as_they_were() -> None:
+    class Failing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 1
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            raise ArithmeticError("a fault")
+
+    x, w = torch.ones(2, requires_grad=True), tracer.tensor([1.0, 2.0], requires_grad=True)
+    with pytest.raises(ArithmeticError, match="a fault"):
+        (Failing.apply(x) * w).sum().backward()
+    assert w.grad is None and x.grad is None

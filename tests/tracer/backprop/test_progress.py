@@ -195,3 +195,65 @@ def test_flop_counts_of_forward_and_backward_are_torchs(
             module(torch.rand(shape)).sum().backward()
         counts.append((counter.get_total_flops(), counter.get_flop_counts()))
     assert counts[0] == counts[1] and counts[0][0] > 0
+
+
+# ---------------------------------------------------------------------- callbacks at the end
+def test_a_callback_at_the_end_of_backward_sees_every_grad_and_runs_once() -> None:
+    x, y = leaf(1.0), leaf(2.0)
+    seen: list[Any] = []
+    handle = x.register_hook(lambda g: tracer.at_end_of_backward(lambda: seen.append((x.grad.item(), y.grad.item()))))
+    (x * y).sum().backward()
+    handle.remove()
+    (x * y).sum().backward()
+    assert seen == [(2.0, 1.0)]
+
+
+def test_callbacks_run_in_their_order_and_may_ask_for_more() -> None:
+    x = leaf(1.0)
+    seen: list[int] = []
+
+    def first() -> None:
+        seen.append(1)
+        tracer.at_end_of_backward(lambda: seen.append(3))
+
+    x.register_hook(lambda g: tracer.at_end_of_backward(first))
+    x.register_hook(lambda g: tracer.at_end_of_backward(lambda: seen.append(2)))
+    x.sum().backward()
+    assert seen == [1, 2, 3]
+
+
+def test_a_callback_of_a_pass_that_raises_is_dropped() -> None:
+    x = leaf(1.0)
+    seen: list[int] = []
+
+    def fail(gradient: torch.Tensor) -> None:
+        tracer.at_end_of_backward(lambda: seen.append(1))
+        raise ArithmeticError
+
+    handle = x.register_hook(fail)
+    with pytest.raises(ArithmeticError):
+        x.sum().backward()
+    handle.remove()
+    x.sum().backward()
+    assert seen == []
+
+
+def test_a_callback_belongs_to_the_pass_of_its_own_thread_and_depth() -> None:
+    x, y = leaf(1.0), leaf(1.0)
+    seen: list[str] = []
+    y.register_hook(lambda g: tracer.at_end_of_backward(lambda: seen.append("inner")))
+
+    def inside(gradient: torch.Tensor) -> None:
+        tracer.at_end_of_backward(lambda: seen.append("outer"))
+        with torch.enable_grad():
+            y.sum().backward()
+        seen.append("between")
+
+    x.register_hook(inside)
+    x.sum().backward()
+    assert seen == ["inner", "between", "outer"]
+
+
+def test_asking_for_a_callback_outside_of_backward_is_an_error() -> None:
+    with pytest.raises(tracer.NotInBackwardError, match="call it in a hook"):
+        tracer.at_end_of_backward(print)

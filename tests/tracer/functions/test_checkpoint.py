@@ -339,3 +339,19 @@ def test_a_stretch_runs_again_in_the_module_in_which_it_ran_first(checkpoint: Ch
         y.sum().backward()
         gradients.append(x.grad)
     assert torch.equal(*gradients)
+
+
+def test_a_reentrant_stretch_of_tracked_parameters_takes_a_native_leaf() -> None:
+    """torch records the call, whose result tracked calls go on from."""
+    found = []
+    for tracked in (False, True):
+        torch.manual_seed(0)
+        first, last = torch.nn.Linear(3, 3), torch.nn.Linear(3, 2)
+        if tracked:
+            nn.track(first), nn.track(last)
+        x = torch.linspace(-1, 1, 6).reshape(2, 3).requires_grad_()
+        last(reentrant(lambda x, f=first: f(x).tanh(), x)).pow(2).sum().backward()
+        assert x.grad is not None
+        found.append([x.grad, *(p.grad for p in (*first.parameters(), *last.parameters()))])
+    for theirs, ours in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs)

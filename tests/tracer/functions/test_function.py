@@ -452,3 +452,22 @@ def test_a_mode_of_the_users_sees_what_forward_asks_of_a_tensor() -> None:
     seen.clear()
     Asks.apply(x).sum().backward()
     assert not seen and x.grad is not None and x.grad.tolist() == [2.0, 2.0]
+
+
+def test_a_function_of_plain_tensors_that_computes_with_tracked_ones_keeps_its_history() -> None:
+    weight = tracer.tensor([2.0, 3.0], requires_grad=True)
+
+    class Scaled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            return x * weight.detach(), x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+            return grad * weight.detach() + other * 2
+
+    x = torch.ones(2, requires_grad=True)
+    scaled, doubled = Scaled.apply(x)
+    ((scaled + doubled) * weight).sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [8.0, 15.0]
+    assert weight.grad is not None and weight.grad.tolist() == [4.0, 5.0]

@@ -1,0 +1,60 @@
+"""``DistributedDataParallel`` of tracked parameters: torch's numbers to the bit, or an error that names the cause."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+if not dist.is_available():
+    pytest.skip("torch was built without torch.distributed", allow_module_level=True)
+
+from support.parallel_checks import JOINED, differences, differences_of_four, unused_in_one
+from support.parallel_training import OF_FOUR, SAME, Program
+from support.processes import in_processes
+
+
+@pytest.fixture(scope="module")
+def two() -> list[dict[str, Any]]:
+    return in_processes(differences, 2)
+
+
+@pytest.fixture(scope="module")
+def four() -> list[dict[str, str]]:
+    return in_processes(differences_of_four, 4)
+
+
+@pytest.mark.parametrize("program", SAME)
+def test_two_processes_get_what_torchs_wrapper_gives_to_the_bit(two: list[dict[str, Any]], program: Program) -> None:
+    assert [rank[program.__name__] for rank in two] == ["", ""]
+
+
+@pytest.mark.parametrize("program", OF_FOUR)
+def test_four_processes_get_what_torchs_wrapper_gives_to_the_bit(four: list[dict[str, str]], program: Program) -> None:
+    assert [rank[program.__name__] for rank in four] == ["", "", "", ""]
+
+
+@pytest.mark.parametrize("program", JOINED)
+def test_two_processes_are_as_good_as_one_on_the_joined_batch(two: list[dict[str, Any]], program: Program) -> None:
+    assert max(rank[program.__name__] for rank in two) < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("fault", "named"),
+    [
+        ("of_other_models", "rank 0 has weight: parameter of shape (2, 2)"),
+        ("of_other_frozen_parameters", "requires_grad=True"),
+        ("of_other_buffers", "rank 0 has none there, rank 1 has more: buffer of shape (3,)"),
+        ("unused_everywhere", "second.weight, second.bias"),
+    ],
+)
+def test_a_fault_is_told_in_every_process(two: list[dict[str, Any]], fault: str, named: str) -> None:
+    assert all(named in rank[fault] for rank in two), [rank[fault] for rank in two]
+
+
+def test_a_process_that_waits_in_vain_is_told_within_the_time_of_the_group() -> None:
+    first, second = in_processes(unused_in_one, 2, seconds=5)
+    assert "second.weight, second.bias" in first["text"] and "waited for the other processes" in second["text"]
+    assert first["seconds"] < 3 and second["seconds"] < 15
+    assert first["as before"] and second["as before"]

@@ -1,0 +1,129 @@
+"""What several processes make of a training program, beside torch's wrapper and beside one process; and faults that they meet together."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import nn
+import ops_registry
+from support.parallel_training import OF_FOUR, SAME, SMALL, Forked, Program, batch, difference, network, state
+
+
+# ---------------------------------------------------------------------- beside one process on the joined batch
+def joined(rank: int, step: int, *shape: int) -> torch.Tensor:
+    """The part of a rank; all parts for rank -1."""
+    return torch.cat([batch(r, step, *shape) for r in range(2)]) if rank < 0 else batch(rank, step, *shape)
+
+
+def plainly(module: torch.nn.Module) -> torch.nn.Module:
+    return nn.track(module)
+
+
+def by_parts(wrap: Any, rank: int) -> list[torch.Tensor]:
+    wrapped = wrap(network())
+    optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1, momentum=0.9)
+    for step in range(5):
+        optimiser.zero_grad()
+        wrapped(joined(rank, step)).pow(2).mean().backward()
+        optimiser.step()
+    return state(wrapped)
+
+
+def accumulated_by_parts(wrap: Any, rank: int) -> list[torch.Tensor]:
+    wrapped = wrap(network())
+    with getattr(wrapped, "no_sync", contextlib.nullcontext)():
+        for micro in range(2):
+            wrapped(joined(rank, micro)).pow(2).mean().backward()
+    wrapped(joined(rank, 2)).pow(2).mean().backward()
+    return state(wrapped)
+
+
+def with_a_replaced_rule(wrap: Any, rank: int) -> list[torch.Tensor]:
+    wrapped = wrap(network())
+    with ops_registry.use({torch.relu: lambda grad, result: 3 * grad.clamp(min=0)}):
+        wrapped(joined(rank, 0)).pow(2).mean().backward()
+    return state(wrapped)
+
+
+def with_a_penalty_on_the_gradient(wrap: Any, rank: int) -> list[torch.Tensor]:
+    wrapped = wrap(network())
+    x = joined(rank, 0).requires_grad_()
+    (slope,) = torch.autograd.grad(wrapped(x).sum(), x, create_graph=True)
+    (wrapped(x).pow(2).mean() + slope.pow(2).mean()).backward()
+    return state(wrapped)
+
+
+JOINED: tuple[Program, ...] = (by_parts, accumulated_by_parts, with_a_replaced_rule, with_a_penalty_on_the_gradient)
+
+
+def distance(program: Program, rank: int) -> float:
+    """How far two processes are from one that has all the data."""
+    ours = program(nn.parallel.DistributedDataParallel, rank)
+    alone = program(plainly, -1)
+    return max((a - b).abs().max().item() for a, b in zip(ours, alone, strict=True))
+
+
+# ---------------------------------------------------------------------- faults that all processes see
+def of_other_models(rank: int) -> str:
+    """What each rank is told where rank 1 has one more output."""
+    return told(lambda: nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 2 + rank)))
+
+
+def of_other_frozen_parameters(rank: int) -> str:
+    module = network()
+    module[0].bias.requires_grad_(rank == 0)
+    return told(lambda: nn.parallel.DistributedDataParallel(module))
+
+
+def of_other_buffers(rank: int) -> str:
+    module = network()
+    if rank == 1:
+        module.register_buffer("more", torch.zeros(3))
+    return told(lambda: nn.parallel.DistributedDataParallel(module))
+
+
+def unused_everywhere(rank: int) -> str:
+    wrapped = nn.parallel.DistributedDataParallel(Forked(), bucket_cap_mb=SMALL / 20)
+    return told(lambda: wrapped(batch(rank, 0), "first").sum().backward())
+
+
+def told(function: Callable[[], Any]) -> str:
+    try:
+        function()
+    except nn.ExchangeError as error:
+        return str(error)
+    return ""
+
+
+FAULTS = (of_other_models, of_other_frozen_parameters, of_other_buffers, unused_everywhere)
+
+
+def unused_in_one(rank: int) -> dict[str, Any]:
+    """Rank 0 leaves a branch out and raises; what rank 1, which waits for it, is told, and after how long."""
+    wrapped = nn.parallel.DistributedDataParallel(Forked(), gradient_as_bucket_view=True)
+    wrapped(batch(rank, 0)).sum().backward()
+    before = [p.grad.tolist() for p in wrapped.parameters() if p.grad is not None]
+    began = time.monotonic()
+    text = told(lambda: wrapped(batch(rank, 0), ("first", "both")[rank]).sum().backward())
+    seconds = time.monotonic() - began
+    after = [p.grad.tolist() for p in wrapped.parameters() if p.grad is not None]
+    return {"text": text, "seconds": seconds, "as before": before == after}
+
+
+def differences(rank: int) -> dict[str, Any]:
+    """``difference`` and ``distance`` of every program, and what each fault tells, in two processes."""
+    return {
+        **{program.__name__: difference(program, rank) for program in SAME},
+        **{program.__name__: distance(program, rank) for program in JOINED},
+        **{fault.__name__: fault(rank) for fault in FAULTS},
+    }
+
+
+def differences_of_four(rank: int) -> dict[str, str]:
+    """``difference`` for some of them, in four processes."""
+    return {program.__name__: difference(program, rank) for program in OF_FOUR}
