@@ -24,7 +24,7 @@ _MODULE_CALL = torch.nn.Module.__call__.__code__
 _NOT_THE_USERS = frozenset({"ops_registry", "tracer", "nn", "torch", "contextlib", "copy", "functools"})
 
 #: Whose a code object is.
-_NOBODYS, _USERS, _MODULES, _AGAIN = 0, 1, 2, 3
+_NOBODYS, _USERS, _MODULES, _AGAIN, _PARTS = 0, 1, 2, 3, 4
 #: That by the code object's id: the hash of a code object reads all of its contents. ``_held`` keeps each alive, so that no id comes to
 #: stand for another.
 _whose: dict[int, int] = {id(_MODULE_CALL): _MODULES}
@@ -141,6 +141,18 @@ _RUN_AS_AT = run_as_at.__code__
 _whose[id(_RUN_AS_AT)] = _AGAIN
 
 
+def run_parts(place: list[Any], function: Any, *args: Any) -> Any:
+    """Run the body of a function that torch writes in Python. ``place`` is an empty list.
+
+    The first of its parts that is recorded notes there what lies above this frame, and the walks of all others end here: in the
+    attention of a transformer they have twenty frames to go.
+    """
+    return function(*args)
+
+
+_whose[id(run_parts.__code__)] = _PARTS
+
+
 def _paths_from(frame: FrameType) -> tuple[str, ...]:
     """The paths of the innermost module that has any. ``frame`` is the innermost in which a module runs."""
     paths = _paths.get(id(frame.f_locals["self"]))
@@ -203,6 +215,7 @@ def find_place(depth: int) -> tuple[tuple[str, ...], CodeType | None, int]:
     found: CodeType | None = None
     at = 0
     paths: tuple[str, ...] | None = None
+    waiting: tuple[list[Any], ...] = ()
     while frame is not None:
         code = frame.f_code
         try:
@@ -215,17 +228,28 @@ def find_place(depth: int) -> tuple[tuple[str, ...], CodeType | None, int]:
                     found, at = code, frame.f_lasti
                     if paths is not None:
                         break
+            elif whose == _MODULES:
+                if paths is None:
+                    paths = _paths_from(frame)
+                    if found is not None:
+                        break
             elif whose == _AGAIN:
                 site = frame.f_locals["site"]
                 if found is None:
                     found, at = site._code, site._at
-                return paths or site.modules, found, at
-            elif paths is None:
-                paths = _paths_from(frame)
-                if found is not None:
+                paths = paths or site.modules
+                break
+            elif found is None and paths is None:
+                place = frame.f_locals["place"]
+                if place:
+                    paths, found, at = place
                     break
+                waiting = (*waiting, place)
         frame = frame.f_back
-    return paths or NO_MODULE, found, at
+    known = paths or NO_MODULE, found, at
+    for place in waiting:
+        place += known
+    return known
 
 
 class _OpenGraphs(threading.local):

@@ -116,3 +116,39 @@ def test_the_line_of_a_call_inside_torch_is_the_users_own() -> None:
         y, line = model(leaf(1.0, 2.0).float()), here()
     y.sum().backward()
     assert found[0].line == line and found[0].module == "0.0"
+
+
+def test_parts_of_a_function_that_torch_writes_have_the_place_of_its_call_and_what_it_was_given_has_its_own() -> None:
+    class Distance(torch.nn.Module):
+        def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+            self.line = sites.short_line(here())
+            return (a - b).square().sum(1)
+
+    class Net(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.far = Distance()
+            self.lines: list[str] = []
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.lines = [sites.short_line(here())]
+            one = F.triplet_margin_with_distance_loss(x, x * 2, x * 3, distance_function=self.far, swap=True)
+            self.lines.append(sites.short_line(here()))
+            return one + F.triplet_margin_with_distance_loss(x, x * 3, x * 2, distance_function=self.far, swap=True)
+
+    def after(line: str) -> str:
+        name, _, number = line.rpartition(":")
+        return f"{name}:{int(number) + 1}"
+
+    net, x = nn.track(Net()), tracer.tensor(torch.randn(3, 4), requires_grad=True)
+    with tracer.Graph(sites=True) as graph:
+        loss = net(x)
+    places: dict[tuple[str, str], int] = {}
+    for call in graph.calls():
+        assert call.site.line is not None
+        key = call.site.module, sites.short_line(call.site.line)
+        places[key] = places.get(key, 0) + 1
+    inside = places.pop(("far", after(net.far.line)))
+    assert inside == 2 * 3 * 3  # distances of three ops: three in each call, since both ends may be swapped
+    assert places.keys() == {("", after(line)) for line in net.lines} and min(places.values()) > 3
+    del loss

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ops_registry.signatures import is_custom
+from ops_registry.sites import run_parts
 from ops_registry.torch_private import DisableTorchFunctionSubclass, HigherOrderOperator
 from tracer.errors import UnsupportedError
 from tracer.graph import enter
@@ -55,7 +56,7 @@ def call_without_rule(
         if func not in running:
             running.add(func)
             try:
-                return redispatch(func, types, args, kwargs)
+                return run_parts([], redispatch, func, types, args, kwargs)
             finally:
                 running.discard(func)
     overload = overload_of(func, args, kwargs)
