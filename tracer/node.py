@@ -390,6 +390,9 @@ class OpaqueNode(Node):
         """
         raise NotImplementedError
 
+    def let_go(self) -> None:
+        """Let go of what it holds beside saved tensors: no backward pass is to come again."""
+
 
 class RaisingNode(OpaqueNode):
     """Stands where a derivative is not to be had: backward raises when a gradient comes through, and not before."""

@@ -375,6 +375,7 @@ class Sweep:
             raise
         if not self.keep_graph:
             release(node)
+            node.let_go()
         for position, result in enumerate(results):
             if result is not None or node.none_is_zero:
                 plain = plain_alias(result) if type(result) is Tensor and not self.create_graph else result

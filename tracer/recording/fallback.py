@@ -11,7 +11,7 @@ import torch
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, tree_flatten, tree_unflatten
-from tracer.errors import InPlaceError, SecondDerivativeError, UnsupportedError
+from tracer.errors import FreedGraphError, InPlaceError, SecondDerivativeError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode
 from tracer.recording.native import as_native
@@ -52,6 +52,9 @@ class TorchNode(OpaqueNode):
 
     __slots__ = ("edges", "items", "leaves")
 
+    #: What torch's autograd did not reach has no gradient, as in torch: a parameter that the call left aside keeps ``.grad`` None.
+    none_is_zero = False
+
     def __init__(
         self,
         op: str,
@@ -72,6 +75,11 @@ class TorchNode(OpaqueNode):
         return f"torch's own autograd, asked for {self.op},"
 
     def grad_inputs(self, grad: Any, recorded: bool, in_flight: Callable[[], Sequence[torch.Tensor]]) -> Sequence[Any]:
+        if not self.items:
+            raise FreedGraphError(
+                f"backward reached {self.op} a second time: torch's own autograd, which has the history of that call, let go of it in the "
+                f"first pass. Pass retain_graph=True to the first."
+            )
         grads = dict.fromkeys(self.items, grad) if self.outputs is None else dict(enumerate(grad))
         asked = [(item, plain_alias(grads[i])) for i, item in self.items.items() if grads[i] is not None]
         outputs, cotangents = [t for t, _ in asked], [g for _, g in asked]
@@ -81,6 +89,9 @@ class TorchNode(OpaqueNode):
         # The backward pass is recorded, and this part of it cannot be: who differentiates through it is told.
         above = (*self.parents, *(n for g in grads.values() if g is not None and (n := any_node(g)) is not None))
         return [None if g is None else self._once(g, above) for g in found]
+
+    def let_go(self) -> None:
+        self.items, self.leaves, self.edges = {}, [], []
 
     def _at_leaves(self, outputs: list[torch.Tensor], cotangents: list[torch.Tensor]) -> list[torch.Tensor | None]:
         # backward, not grad: torch's reentrant checkpoint takes no other, and leaves inside a custom Function get theirs too.

@@ -78,3 +78,13 @@ def test_a_second_derivative_through_it_raises() -> None:
 def test_torch_is_the_only_source() -> None:
     with pytest.raises(tracer.UnsupportedError, match="jax"), tracer.fallback("jax"):
         pass
+
+
+def test_a_second_pass_without_retain_graph_raises_for_torch_has_let_go() -> None:
+    x = tracer.tensor([1.0, 2.0], requires_grad=True)
+    with tracer.fallback("torch"):
+        y = of_torch(x).sum()
+    y.backward()
+    with pytest.raises(tracer.FreedGraphError, match="retain_graph"):
+        y.backward()
+    assert x.grad is not None and x.grad.tolist() == [2.0, 2.0]

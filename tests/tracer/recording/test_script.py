@@ -277,3 +277,25 @@ def test_a_replaced_rule_that_compiled_code_would_not_take_is_refused() -> None:
         y = model(x)
     y.sum().backward()
     assert x.grad.tolist() == [0.0, 20.0]
+
+
+class TwoParts(torch.nn.Module):
+    """Uses one of its parts, as a model for two sample rates does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.used = torch.nn.Linear(3, 3)
+        self.unused = torch.nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor, first: bool) -> torch.Tensor:
+        return self.used(x) if first else self.unused(x)
+
+
+def test_a_parameter_that_a_scripted_call_leaves_aside_gets_no_gradient() -> None:
+    script = torch.jit.script(TwoParts())
+    nn.track(script)
+    loss = script(X, True).sum()
+    loss.backward()
+    found = {name: parameter.grad for name, parameter in script.named_parameters()}
+    assert found["unused.weight"] is None and found["unused.bias"] is None
+    assert found["used.weight"] is not None and found["used.bias"] is not None
