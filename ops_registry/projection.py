@@ -24,7 +24,7 @@ def project(grad: torch.Tensor, shape: torch.Size, dtype: torch.dtype, where: Ca
     lead = len(arrived) - len(shape)
     if lead > 0 and shape and arrived[lead:] == shape:  # a bias: the most frequent case, with fewer questions
         grad = grad.sum(list(range(lead)))
-    elif arrived != shape:
+    elif lead or arrived != shape:  # asking of symbolic sizes whether they are equal would tie the graph to the answer
         if not _broadcasts(shape, arrived):
             raise RuleResultError(
                 f"{where()} returned a gradient of shape {tuple(grad.shape)} for an input of shape {tuple(shape)}: the input does not "

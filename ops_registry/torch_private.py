@@ -375,6 +375,17 @@ def inductor() -> Any:
     return importlib.import_module("torch._inductor")
 
 
+def sources_of_sizes(name: str, dims: int) -> tuple[Any, list[Any]]:
+    """Where a tensor, and each of its sizes and then of its strides, comes from: what conditions on symbolic sizes are written in.
+
+    There is no public way to say it. Loading the module takes seconds; torch loads it itself when it traces.
+    """
+    known = importlib.import_module("torch._dynamo.source")
+    tensor = known.ConstantSource(name)
+    kinds = known.TensorProperty.SIZE, known.TensorProperty.STRIDE
+    return tensor, [known.TensorPropertySource(tensor, kind, dim) for kind in kinds for dim in range(dims)]
+
+
 def rename_node(node: torch.fx.Node, name: str) -> None:
     """Give a node of an fx graph another name, with a number where it is taken."""
     node._rename(name)

@@ -81,7 +81,7 @@ def lstm_forward(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
 def has_onednn_kernel(input, w_hr, sizes):
     """Whether oneDNN has one kernel for all steps."""
     usable = torch.backends.mkldnn.enabled and torch.backends.mkldnn.is_available()
-    plain = w_hr is None and len(set(sizes)) == 1 and input.numel() > 0
+    plain = w_hr is None and all(size == sizes[0] for size in sizes) and input.numel() > 0
     known = input.dtype == torch.float32 or (input.dtype == torch.bfloat16 and onednn_takes_bfloat16())
     return usable and plain and input.device.type == "cpu" and known
 

@@ -216,7 +216,7 @@ class Sweep:
                             self._pass_on(node, step, step.parent, result, None)
                             continue
                         # 4 projection
-                        if result.shape != parent.shape or result.dtype is not parent.dtype:
+                        if parent.shape != result.shape or result.dtype is not parent.dtype:
                             result = project_onto(node, step, parent, result)
                         # 5 accumulation
                         if parent not in grads:
@@ -419,14 +419,14 @@ class Sweep:
         parent = node.parents[position]
         if type(result) is _PLAIN and type(parent) is not tuple:
             # Plain on both sides: no interception to avoid, and mostly nothing to project.
-            if result.shape != parent.shape or result.dtype is not parent.dtype:
+            if parent.shape != result.shape or result.dtype is not parent.dtype:
                 result = project_onto(node, step, parent, result)
         elif type(parent) is tuple and result is not None:
             result = project_list(node, step, parent, result)
         elif result is not None:
             check_tensor(node, step, result)
             with DisableTorchFunctionSubclass():
-                fits = result.shape == parent.shape and result.dtype is parent.dtype
+                fits = parent.shape == result.shape and result.dtype is parent.dtype
             if not fits:
                 result = project_onto(node, step, parent, result)
         if grad_inputs is None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, vendor_kernels_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.observed import Observer, run_observed
@@ -23,6 +22,7 @@ from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
+from tracer.compiled.symbolic import Dims, Stage
 from tracer.errors import CaptureError
 from tracer.graph import Graph
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -66,8 +66,12 @@ class Captured:
     written: list[int]
     #: Whether the step looks at ``.grad``: then those that were there are inputs too, and ``grads`` are what they are in the end.
     looks_at_grad: bool
+    #: Whether it looks at where in their memory tensors begin.
+    looks_at_offset: bool
     #: What looked on.
     observer: Observer
+    #: Its tensors without values, and what is known of symbolic sizes.
+    stage: Stage
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
 
@@ -83,14 +87,20 @@ class _Run:
     cleared: list[int] = field(default_factory=list)
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
+    looks_at_offset: bool = False
 
 
 def capture_step(
-    call: Callable[[], Any], tensors: Sequence[torch.Tensor], names: Sequence[str], grads: Sequence[torch.Tensor | None]
+    call: Callable[[], Any],
+    tensors: Sequence[torch.Tensor],
+    names: Sequence[str],
+    grads: Sequence[torch.Tensor | None],
+    dims: Dims,
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. Raises ``CaptureError`` for what no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
+    no graph can hold.
     """
     run, written, observer = _Run(), list[int](), Observer()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
@@ -100,24 +110,29 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
-            with refusing() as watch, random_numbers(), Respelled(), Origins():
+            with refusing(tensors) as watch, random_numbers(), Respelled(), Origins():
                 value = run_observed(call, observer)
-            run.looks_at_grad = watch.looked_at_grad
+            run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
-                _check_histories(originals, names)
+                _check_originals(originals, names)
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
         return run.results
 
-    fake = _fake_mode()
+    stage = Stage(dims)
+    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     with DisableTorchFunctionSubclass():
-        examples = [fake.from_tensor(_bare(tensor)) for tensor in (*tensors, *(grad for _, grad in given))]
+        offered = [*tensors, *(grad for _, grad in given)]
+        examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites. The
     # recurrent layers of oneDNN and cuDNN give what their backward needs in no graph: the steps of the sequence are written out.
     with Graph(sites=True), vendor_kernels_off():
-        graph = make_fx(functionalised(joint, written), tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
+        trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
+        graph = trace(*examples)
+    run.looks_at_offset |= any(
+        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
+    )
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
-    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
     return Captured(
@@ -132,27 +147,24 @@ def capture_step(
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
+        run.looks_at_offset,
         observer,
+        stage,
         strangers,
     )
 
 
-def _fake_mode() -> Any:
-    shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-    return FakeTensorMode(allow_non_fake_inputs=True, shape_env=shapes, static_shapes=True)
-
-
-def _bare(tensor: torch.Tensor) -> torch.Tensor:
-    """A plain tensor of the same memory, without history."""
-    return plain_alias(tensor)
-
-
-def _check_histories(originals: Sequence[Original], names: Sequence[str]) -> None:
+def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:
     for original, name in zip(originals, names, strict=True):
         if original.has_new_history:
             raise CaptureError(
                 f"the step writes a value with a history into {name}, of shape {tuple(original.tensor.shape)}, and leaves it there: the "
                 f"next step would go back into this one. Write x.detach(), or under torch.no_grad()."
+            )
+        if original.is_another:
+            raise CaptureError(
+                f"the step gives {name} other memory or another shape (.data =, set_, resize_, t_, unsqueeze_), and a graph only writes "
+                f"values. Write them in place (x.copy_(y)), or make a tensor of your own (x = x.t())."
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,7 +14,10 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.key import key_of_tensor
+from tracer.compiled.observed import Observer, Seen
 from tracer.compiled.reached import Reached
+from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
@@ -38,11 +41,26 @@ class StepGraph:
     build_seconds: float
     #: Whether it draws random numbers.
     draws: bool
+    #: Of a graph with symbolic sizes: those that it is for.
+    conditions: Conditions | None
     calls: int = 0
     #: What it was made for, by name.
     key: list[tuple[str, Any]] = field(default_factory=list)
     #: What was not as in the graph before, in words.
     differed: list[str] = field(default_factory=list)
+    #: Why its sizes are fixed where they were to be symbolic.
+    fixed_since: str = ""
+
+    def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
+        """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
+        captured, seen = self.captured, list[Any]()
+        with DisableTorchFunctionSubclass():
+            if captured.looks_at_grad:
+                grads = [_GRAD.__get__(tensor) for tensor in tensors]
+                seen += [None if grad is None else key_of_tensor(grad) for grad in grads]
+            if captured.looks_at_offset:
+                seen += [tensor.storage_offset() for tensor in tensors]
+        return (captured.looks_at_grad, captured.looks_at_offset, *seen)
 
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
@@ -102,18 +120,48 @@ def _ended() -> Exception:
 
 
 # ---------------------------------------------------------------------- making
-class Taken(NamedTuple):
-    """One capture of a step, and the tensors that it got from beyond what was walked."""
+class MetMore(Exception):
+    """A capture met more than the walk before it had found: the step has to be walked with that, and captured again."""
 
-    captured: Captured
-    strangers: list[torch.Tensor]
-    seconds: float
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
 
 
-def take_graph(call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str]) -> Taken:
-    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments.
+def make_graph(
+    call: Callable[[], Any],
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    backend: Backend,
+    dims: Dims,
+) -> StepGraph:
+    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments, and build what runs it.
 
-    Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
+    ``dims``: which sizes of which tensors are symbolic. Raises ``CaptureError`` for what no graph can hold, and ``MetMore``; whatever is
+    raised, nothing has changed.
+    """
+    started = time.perf_counter()
+    captured, strangers = checked_capture(call, reached, tensors, names, dims)
+    built = time.perf_counter()
+    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+    with DisableTorchFunctionSubclass():
+        examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
+    run = build(backend, captured.graph, examples)
+    draws = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
+    )
+    seconds = built - started, time.perf_counter() - built
+    conditions = captured.stage.conditions() if dims else None  # a compiler adds some
+    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws, conditions)
+
+
+def checked_capture(
+    call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
+) -> tuple[Captured, list[torch.Tensor]]:
+    """Capture what ``call`` does to ``tensors``; also the tensors that it takes from places that nobody could see.
+
+    Raises ``CaptureError`` for what no graph can hold, and ``MetMore``; whatever is raised, nothing has changed.
     """
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
@@ -123,53 +171,47 @@ def take_graph(call: Callable[[], Any], reached: Reached, tensors: list[torch.Te
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
-    started = time.perf_counter()
     try:
-        captured, strangers = _capture(call, tensors, names)
+        captured, strangers = _capture(call, tensors, names, dims)
         _refuse_homeless(captured, reached, tensors)
+        if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
+            raise CaptureError(
+                "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the start: a "
+                "graph with symbolic sizes does not know that. Give it a copy (x.clone())."
+            )
         offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
         refuse_shared_memory(captured, offered, names)
-        _refuse_observed(captured, reached)
+        _refuse_observed(captured.observer, reached)
     finally:
         reached.put_back()
-    return Taken(captured, strangers, time.perf_counter() - started)
-
-
-def build_graph(taken: Taken, tensors: list[torch.Tensor], names: list[str], backend: Backend) -> StepGraph:
-    """Build what runs a graph that was captured for these tensors."""
-    captured, strangers, seconds = taken
-    built = time.perf_counter()
-    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
     with DisableTorchFunctionSubclass():
-        examples = [plain_alias(offered[i]) for i in captured.used]
-    run = build(backend, captured.graph, examples)
-    draws = any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
-    )
-    return StepGraph(captured, run, names, strangers, rules_applied(), seconds, time.perf_counter() - built, draws)
+        seen = reached.extend(captured.observer.seen())
+    if seen is not None:
+        raise MetMore(seen)
+    return captured, strangers
 
 
-def _refuse_observed(captured: Captured, reached: Reached) -> None:
+def _refuse_observed(observer: Observer, reached: Reached) -> None:
     """What the step did beside calls of torch's."""
-    if captured.observer.refused:
-        raise captured.observer.refusal()
+    if observer.refused:
+        raise observer.refusal()
     drawn = reached.draws()
     if drawn:
         raise CaptureError(
             f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
             f"Draw them outside and pass them as arguments, or use torch's."
         )
-    changed, changed_unseen = reached.changes(), captured.observer.changed()
-    changed = changed or changed_unseen
-    if changed:
+    changed, changed_elsewhere = reached.changes(), observer.changed()
+    if changed or changed_elsewhere:
         raise CaptureError(
-            f"the step changes {changed}, and a graph would not: each later call would find it as it is now. Keep it outside of the "
-            f"step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
+            f"the step changes {changed or changed_elsewhere}, and a graph would not: each later call would find it as it is now. Keep it "
+            f"outside of the step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is "
+            f"compiled.)"
         )
 
 
 def _capture(
-    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str]
+    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str], dims: Dims
 ) -> tuple[Captured, list[torch.Tensor]]:
     """The graph, and the tensors that the step takes from places that nobody could see: these are inputs of the graph too."""
     strangers: list[torch.Tensor] = []
@@ -177,7 +219,7 @@ def _capture(
     while True:
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
-        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers))
+        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims)
         if captured.looks_at_grad and not captured.given:
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):

@@ -96,7 +96,9 @@ class Guards:
         named = list(self._named.values())
         # itemgetter answers with a tuple where it has two names
         self._getters = [(held, itemgetter(*(list(there) * 2))) for _, held, there, _ in named if there]
-        self._absent = [(held.keys(), frozenset(missing - there)) for _, held, there, missing in named if missing - there]
+        self._absent = [
+            (held.keys(), frozenset(missing - there)) for _, held, there, missing in named if missing - there
+        ]
         self._tables = [table for tensor in self._leaves for table in _HOOKS(tensor) if isinstance(table, dict)]
         self._lengths = list(map(len, self._sized))
         self._held = list(self._current())

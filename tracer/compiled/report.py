@@ -24,6 +24,9 @@ class CompiledStepReport:
                 "build_seconds": graph.build_seconds,
                 "key": dict(graph.key),
                 "differed": list(graph.differed),
+                "symbolic": graph.conditions is not None,
+                "conditions": [] if graph.conditions is None else graph.conditions.told,
+                "fixed_since": graph.fixed_since,
             }
             for number, graph in enumerate(graphs)
         ]
@@ -41,6 +44,10 @@ class CompiledStepReport:
             )
             if row["differed"]:
                 lines.append("    captured since these differed: " + "; ".join(row["differed"][:6]))
+            if row["symbolic"]:
+                lines.append("    symbolic sizes, where " + " and ".join(row["conditions"][:12]))
+            if row["fixed_since"]:
+                lines.append(f"    fixed sizes, since with symbolic ones: {row['fixed_since']}")
         return "\n".join(lines)
 
     __repr__ = __str__

@@ -24,6 +24,8 @@ class Respelled(TorchDispatchMode):
     ) -> Any:
         if func is _aten.native_batch_norm.default and args[5] and args[3] is not None:
             return _batch_norm(*args)
+        if func is _aten.native_dropout.default and args[2] and args[1] and args[0].device.type == "cpu":
+            return _dropout(*args[:2])
         if func is _aten.bernoulli.p and _is_unwritten(args[0]):
             return _aten.bernoulli_.float(torch.empty_like(args[0]), *args[1:], **(kwargs or {}))
         return func(*args, **(kwargs or {}))
@@ -35,6 +37,12 @@ def _batch_norm(*args: Any) -> tuple[torch.Tensor, ...]:
     args[3].copy_(mean)
     args[4].copy_(var)
     return tuple(results)
+
+
+def _dropout(input: torch.Tensor, p: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """With symbolic sizes torch writes dropout so; eager it is this, which draws the same numbers, and rounds otherwise."""
+    noise = torch.zeros_like(input) if p == 1 else torch.empty_like(input).bernoulli_(1 - p).div_(1 - p)
+    return input * noise, noise.bool()
 
 
 def _is_unwritten(tensor: torch.Tensor) -> bool:

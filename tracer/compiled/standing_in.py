@@ -12,13 +12,26 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, swap_values
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, storage_key, swap_values
 from tracer.errors import UnsupportedError
 from tracer.node import Leaf, Node
 from tracer.tracked_tensor import Tensor, become_tracked, mark_as_parameter
 
 _GRAD: Any = torch.Tensor.grad
 _REQUIRES_GRAD: Any = TensorBase.requires_grad
+
+
+class LengthFirst(tuple[int, ...]):
+    """A shape that asks for the number of dimensions before it asks for sizes: each answer about a symbolic size is a condition."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, tuple) and len(self) == len(other) and tuple.__eq__(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
 
 
 class Original:
@@ -34,11 +47,13 @@ class Original:
         self.accumulate_hooks = tensor._post_accumulate_grad_hooks if self.native else None
         self.node: Node | None = None
         self.required_grad = False
+        self.place: tuple[Any, ...] = ()
         self.kind_of_node: tuple[Any, Any] = (None, None)
 
     def make_leaf(self) -> None:
         """Called when the other values are there: a leaf of either kind is a tracked leaf then, of their shape."""
         tensor = self.tensor
+        self.place = _place(tensor)
         if self.native:
             leaf = become_tracked(tensor, Leaf(tensor, tensor.shape, tensor.dtype))
             if issubclass(self.kind, torch.nn.Parameter):
@@ -51,7 +66,7 @@ class Original:
         self.required_grad = self.node is not None
         if self.node is not None:
             self.kind_of_node = self.node.shape, self.node.dtype
-            self.node.shape = tensor.shape
+            self.node.shape = LengthFirst(tensor.shape)  # type: ignore[assignment]
 
     def restore(self) -> None:
         """Called when its own values are there again."""
@@ -60,6 +75,11 @@ class Original:
         self.tensor.__class__ = self.kind
         self.tensor.__dict__.clear()
         self.tensor.__dict__.update(self.attributes)
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the step has put it into other memory, or given it another shape."""
+        return _place(self.tensor) != self.place
 
     @property
     def has_new_history(self) -> bool:
@@ -101,6 +121,10 @@ def standing_in(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
             for original, other in zip(originals, others, strict=False):
                 swap_values(original.tensor, other)
                 original.restore()
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return storage_key(tensor), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:

@@ -71,12 +71,12 @@ def mlp() -> L.Module:
     return L.Sequential(L.Linear(4, 8), L.ReLU(), L.Linear(8, 3))
 
 
-def batch() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(5, 4), torch.randint(3, (5,))
+def batch(rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 4), torch.randint(3, (rows,))
 
 
-def sequences() -> tuple[torch.Tensor, torch.Tensor]:
-    return torch.randn(5, 7, 4), torch.randint(3, (5,))
+def sequences(rows: int = 5) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 7, 4), torch.randint(3, (rows,))
 
 
 def plain(model: L.Module) -> Step:
@@ -103,17 +103,21 @@ def assert_same_state(ours: L.Module, theirs: L.Module) -> None:
 def assert_as_eager(
     make_model: Callable[[], L.Module],
     make_step: Callable[[L.Module], Step] = plain,
-    arguments: Callable[[], tuple[Any, ...]] = batch,
+    arguments: Callable[..., tuple[Any, ...]] = batch,
     between: Callable[[L.Module, int], Any] = lambda model, i: None,
     backend: str = "replay",
-) -> None:
-    """Three calls of the compiled step and of the eager one, on equal models and arguments, from equal random states."""
+    rows: tuple[int, ...] = (),
+) -> Any:
+    """Three calls of the compiled step and of the eager one, on equal models and arguments, from equal random states.
+
+    With ``rows``, one call for each of these batch sizes, with symbolic sizes. Returns the compiled step.
+    """
     torch.manual_seed(0)
     model = nn.track(make_model())
     twin = copy.deepcopy(model)
-    compiled, eager = tracer.compile(make_step(model), backend=backend), make_step(twin)
-    for i in range(3):
-        args = arguments()
+    compiled, eager = tracer.compile(make_step(model), backend=backend, dynamic=bool(rows)), make_step(twin)
+    for i, size in enumerate(rows or (5, 5, 5)):
+        args = arguments(size)
         twins = copy.deepcopy(args)
         torch.manual_seed(i)
         got = compiled(*args)
@@ -138,9 +142,10 @@ def assert_as_eager(
         assert_same_state(model, twin)
         between(model, i)
         between(twin, i)
+    return compiled
 
 
-MODELS: dict[str, tuple[Callable[[], L.Module], Callable[[], tuple[Any, ...]]]] = {
+MODELS: dict[str, tuple[Callable[[], L.Module], Callable[[int], tuple[Any, ...]]]] = {
     "batch norm": (lambda: L.Sequential(L.Linear(4, 8), L.BatchNorm1d(8), L.ReLU(), L.Linear(8, 3)), batch),
     "layer and group norm": (lambda: L.Sequential(L.Linear(4, 8), L.GroupNorm(2, 8), L.LayerNorm(8), L.Linear(8, 3)), batch),
     "dropout": (lambda: L.Sequential(L.Linear(4, 8), L.Dropout(0.5), L.Linear(8, 3), L.AlphaDropout(0.3)), batch),
@@ -148,7 +153,7 @@ MODELS: dict[str, tuple[Callable[[], L.Module], Callable[[], tuple[Any, ...]]]] 
         lambda: L.Sequential(
             L.Conv2d(1, 4, 3), L.BatchNorm2d(4), L.ReLU(), L.MaxPool2d(2), L.Dropout2d(0.3), L.Flatten(), L.Linear(36, 3)
         ),
-        lambda: (torch.randn(5, 1, 8, 8), torch.randint(3, (5,))),
+        lambda rows: (torch.randn(rows, 1, 8, 8), torch.randint(3, (rows,))),
     ),
     "LSTM": (lambda: Last("LSTM", num_layers=2, dropout=0.3), sequences),
     "GRU": (lambda: Last("GRU"), sequences),
@@ -157,7 +162,7 @@ MODELS: dict[str, tuple[Callable[[], L.Module], Callable[[], tuple[Any, ...]]]] 
     "GRUCell": (lambda: Loop("GRUCell"), sequences),
     "embedding": (
         lambda: L.Sequential(L.Embedding(10, 4, padding_idx=0), L.Flatten(), L.Linear(12, 3)),
-        lambda: (torch.randint(10, (5, 3)), torch.randint(3, (5,))),
+        lambda rows: (torch.randint(10, (rows, 3)), torch.randint(3, (rows,))),
     ),
     "transformer": (
         lambda: L.Sequential(L.TransformerEncoderLayer(4, 2, 8, batch_first=True), L.Flatten(), L.Linear(28, 3)),
@@ -240,7 +245,7 @@ def writes_through_views(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> t
     hidden[:, :2].mul_(2)
     hidden = hidden.clone()
     hidden.view(-1)[::3] = 0
-    buffer = torch.zeros(5, 8)
+    buffer = torch.zeros(x.shape[0], 8)
     buffer[1:3] = hidden[1:3]
     buffer.relu_()
     loss = F.cross_entropy(model[2](buffer + hidden), y)
@@ -344,13 +349,13 @@ def test_hooks_on_parameters_and_modules_run() -> None:
 
 
 def test_arguments_that_require_grad_get_their_gradient() -> None:
-    assert_as_eager(mlp, arguments=lambda: (torch.randn(5, 4, requires_grad=True), torch.randint(3, (5,))))
+    assert_as_eager(mlp, arguments=lambda rows: (torch.randn(rows, 4, requires_grad=True), torch.randint(3, (rows,))))
 
 
 def test_an_argument_given_twice_gets_one_gradient() -> None:
-    def arguments() -> tuple[torch.Tensor, ...]:
-        x = torch.randn(5, 4, requires_grad=True)
-        return x, x, torch.randint(3, (5,))
+    def arguments(rows: int) -> tuple[torch.Tensor, ...]:
+        x = torch.randn(rows, 4, requires_grad=True)
+        return x, x, torch.randint(3, (rows,))
 
     def make(model: L.Module) -> Step:
         def step(a: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
