@@ -32,6 +32,7 @@ _get_grad, _set_grad = _GRAD.__get__, _GRAD.__set__
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
 _OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
+_OWN_AND_MARK = _OWN | {"_is_param"}
 
 
 class _Quiet(threading.local):
@@ -362,6 +363,11 @@ def track_in_place(tensor: Any) -> Tensor:
         if post_hooks is not None:
             node.extra().accumulate_hooks = post_hooks
     return tracked
+
+
+def users_attributes(tensor: torch.Tensor) -> dict[str, Any]:
+    """The attributes that somebody has given to a tensor."""
+    return {name: value for name, value in tensor.__dict__.items() if name not in _OWN_AND_MARK}
 
 
 def mark_as_parameter(tensor: Tensor) -> Tensor:

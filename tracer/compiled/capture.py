@@ -70,10 +70,10 @@ class Captured:
     looks_at_grad: bool
     #: Whether it looks at where in their memory tensors begin.
     looks_at_offset: bool
-    #: Its tensors without values, and what is known of symbolic sizes.
-    stage: Stage
     #: What looked on.
     observer: Observer
+    #: Its tensors without values, and what is known of symbolic sizes.
+    stage: Stage
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
 
@@ -124,11 +124,11 @@ def capture_step(
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
             layouts = Layouts()
-            with refusing(layouts) as watch, random_numbers(), Respelled(), layouts, Origins():
+            with refusing(tensors, layouts) as watch, random_numbers(), Respelled(), layouts, Origins():
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
-                _check_histories(originals, names)
+                _check_originals(originals, names)
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
         return run.results
 
@@ -162,18 +162,23 @@ def capture_step(
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
         run.looks_at_offset,
-        stage,
         observer,
+        stage,
         strangers,
     )
 
 
-def _check_histories(originals: Sequence[Original], names: Sequence[str]) -> None:
+def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:
     for original, name in zip(originals, names, strict=True):
         if original.has_new_history:
             raise CaptureError(
                 f"the step writes a value with a history into {name}, of shape {tuple(original.tensor.shape)}, and leaves it there: the "
                 f"next step would go back into this one. Write x.detach(), or under torch.no_grad()."
+            )
+        if original.is_another:
+            raise CaptureError(
+                f"the step gives {name} other memory or another shape (.data =, set_, resize_, t_, unsqueeze_), and a graph only writes "
+                f"values. Write them in place (x.copy_(y)), or make a tensor of your own (x = x.t())."
             )
 
 

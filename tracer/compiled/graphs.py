@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -14,6 +14,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.observed import Observer, Seen
 from tracer.compiled.reached import Reached
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
@@ -63,10 +64,6 @@ class StepGraph:
                 if self.strangers or captured.given:
                     offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
                 inputs = [offered[i] for i in captured.used]
-                if (
-                    self.calls == 1
-                ):  # torch's compiler looks for aliases in its first call, and refuses any class but its own there
-                    inputs = [plain_alias(tensor) for tensor in inputs]
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)
                 values = self.run(*inputs)
@@ -111,21 +108,48 @@ def _ended() -> Exception:
 
 
 # ---------------------------------------------------------------------- making
-class Taken(NamedTuple):
-    """One capture of a step, and the tensors that it got from beyond what was walked."""
+class MetMore(Exception):
+    """A capture met more than the walk before it had found: the step has to be walked with that, and captured again."""
 
-    captured: Captured
-    strangers: list[torch.Tensor]
-    seconds: float
+    def __init__(self, seen: Seen) -> None:
+        super().__init__()
+        self.seen = seen
 
 
-def take_graph(
+def make_graph(
+    call: Callable[[], Any],
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    backend: Backend,
+    dims: Dims,
+) -> StepGraph:
+    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments, and build what runs it.
+
+    ``dims``: which sizes of which tensors are symbolic. Raises ``CaptureError`` for what no graph can hold, and ``MetMore``; whatever is
+    raised, nothing has changed.
+    """
+    started = time.perf_counter()
+    captured, strangers = checked_capture(call, reached, tensors, names, dims)
+    built = time.perf_counter()
+    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+    with DisableTorchFunctionSubclass():
+        examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
+    run = build(backend, captured.graph, examples)
+    draws = any(
+        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
+    )
+    seconds = built - started, time.perf_counter() - built
+    conditions = captured.stage.conditions() if dims else None  # a compiler adds some
+    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws, conditions)
+
+
+def checked_capture(
     call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
-) -> Taken:
-    """Capture what ``call`` does to ``tensors``, those that the step reaches and its arguments.
+) -> tuple[Captured, list[torch.Tensor]]:
+    """Capture what ``call`` does to ``tensors``; also the tensors that it takes from places that nobody could see.
 
-    ``dims``: which sizes of which tensors are symbolic. Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing
-    has changed.
+    Raises ``CaptureError`` for what no graph can hold, and ``MetMore``; whatever is raised, nothing has changed.
     """
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
@@ -135,7 +159,6 @@ def take_graph(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
-    started = time.perf_counter()
     try:
         captured, strangers = _capture(call, tensors, names, dims)
         _refuse_homeless(captured, reached, tensors)
@@ -146,46 +169,32 @@ def take_graph(
             )
         offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
         refuse_shared_memory(captured, offered, names)
-        _refuse_observed(captured, reached)
+        _refuse_observed(captured.observer, reached)
     finally:
         reached.put_back()
-    return Taken(captured, strangers, time.perf_counter() - started)
-
-
-def build_graph(
-    taken: Taken, tensors: list[torch.Tensor], names: list[str], backend: Backend, symbolic: bool
-) -> StepGraph:
-    """Build what runs a graph that was captured for these tensors, with symbolic sizes or none."""
-    captured, strangers, seconds = taken
-    built = time.perf_counter()
-    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
     with DisableTorchFunctionSubclass():
-        examples = captured.examples if symbolic else [plain_alias(offered[i]) for i in captured.used]
-    run = build(backend, captured.graph, examples)
-    draws = any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
-    )
-    conditions = captured.stage.conditions() if symbolic else None  # a compiler adds some
-    built = time.perf_counter() - built
-    return StepGraph(captured, run, names, strangers, rules_applied(), seconds, built, draws, conditions)
+        seen = reached.extend(captured.observer.seen())
+    if seen is not None:
+        raise MetMore(seen)
+    return captured, strangers
 
 
-def _refuse_observed(captured: Captured, reached: Reached) -> None:
+def _refuse_observed(observer: Observer, reached: Reached) -> None:
     """What the step did beside calls of torch's."""
-    if captured.observer.refused:
-        raise captured.observer.refusal()
+    if observer.refused:
+        raise observer.refusal()
     drawn = reached.draws()
     if drawn:
         raise CaptureError(
             f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
             f"Draw them outside and pass them as arguments, or use torch's."
         )
-    changed, changed_unseen = reached.changes(), captured.observer.changed()
-    changed = changed or changed_unseen
-    if changed:
+    changed, changed_elsewhere = reached.changes(), observer.changed()
+    if changed or changed_elsewhere:
         raise CaptureError(
-            f"the step changes {changed}, and a graph would not: each later call would find it as it is now. Keep it outside of the "
-            f"step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
+            f"the step changes {changed or changed_elsewhere}, and a graph would not: each later call would find it as it is now. Keep it "
+            f"outside of the step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is "
+            f"compiled.)"
         )
 
 

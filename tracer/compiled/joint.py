@@ -17,7 +17,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.api import grad
 from tracer.compiled.capture import Captured
-from tracer.compiled.graphs import name_at, take_graph
+from tracer.compiled.graphs import checked_capture, name_at
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
 from tracer.errors import CaptureError, InPlaceError
@@ -66,8 +66,6 @@ class Joint:
     wanted: list[int]
     #: Size, strides, dtype and device of each cotangent.
     cotangents: list[tuple[Any, ...]]
-    #: What the captures took.
-    seconds: float
 
 
 class _Forward:
@@ -121,7 +119,7 @@ class _Forward:
                 self.parts.append(Part("value", leaf))
                 continue
             tracked = type(leaf) is Tensor
-            history = tracked and leaf._node is not None
+            history = _node_of(leaf) is not None
             key = storage_key(leaf)
             if id(leaf) in given:
                 self.parts.append(Part("input", given[id(leaf)]))
@@ -137,7 +135,7 @@ class _Forward:
         """A view of an input is made again of the real one at each call, so that it is a view of that."""
         base = self.tensors[position]
         plain = base.dtype is leaf.dtype and base.is_conj() == leaf.is_conj() and base.is_neg() == leaf.is_neg()
-        if not plain or (history and not _only_our_views(leaf._node, _node_of(base))):
+        if not plain or (history and not _only_our_views(_node_of(leaf), _node_of(base))):
             raise CaptureError(
                 f"the module returns a view of {name_at(self.names, position)}, of shape {tuple(leaf.shape)}, that was made in a way that "
                 f"cannot be repeated outside of the graph (a replaced rule, a hook, another dtype, a write). Return a clone of it."
@@ -181,12 +179,10 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
     run = _Forward(call, tensors, names)
-    forward, strangers, seconds = take_graph(run, reached, tensors, names, {})
+    forward, strangers = checked_capture(run, reached, tensors, names, {})
     _refuse_own_backward(forward, names)
     differentiable = [part.at for part in _distinct(run.parts) if part.history]
-    made = Joint(
-        forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [], seconds
-    )
+    made = Joint(forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [])
     if not differentiable:
         return _put_in_order(made, len(tensors))
     offered = [*tensors, *strangers]
@@ -204,10 +200,9 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
         with DisableTorchFunctionSubclass():
             return [plain_alias(t) for t in run.own] + [None if g is None else plain_alias(g) for g in grads]
 
-    made.captured, more, more_seconds = take_graph(joint, reached, [*offered, *cotangents], all_names, {})
+    made.captured, more = checked_capture(joint, reached, [*offered, *cotangents], all_names, {})
     _refuse_own_backward(made.captured, names)
     made.strangers = [*strangers, *more]
-    made.seconds += more_seconds
     return _put_in_order(made, len(offered))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import enum
+import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +20,27 @@ from ops_registry.torch_private import (
 )
 from tracer.errors import CaptureError
 from tracer.recording.fallback import fallback_active
-from tracer.tracked_tensor import Tensor
+from tracer.tracked_tensor import Tensor, users_attributes
+
+#: Values that are equal where they are the same, and those that are told apart by how they are written.
+_BY_VALUE = frozenset(
+    {
+        type(None),
+        bool,
+        int,
+        str,
+        bytes,
+        type(Ellipsis),
+        torch.dtype,
+        torch.device,
+        torch.Size,
+        torch.memory_format,
+        torch.layout,
+    }
+)
+_BY_TEXT = frozenset({float, complex, range, slice})
+#: Modules whose objects do not change.
+_VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 
 #: The names of what ``key_of_thread`` gives.
 THREAD = (
@@ -30,6 +52,7 @@ THREAD = (
 #: The names of what is known of an argument without its values.
 ASPECTS = (
     "class", "shape", "strides", "dtype", "device", "conjugation", "negation", "requires_grad", "hooks", "identity", "memory",
+    "attributes",
 )  # fmt: skip
 
 
@@ -88,10 +111,49 @@ def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -
                 same = objects.setdefault(id(leaf), position), places.get(id(leaf))
                 shared = memory.setdefault(storage_key(leaf), position) if leaf.layout is torch.strided else None
                 wanted = leaf.requires_grad
-                parts.append((*key_of_tensor(leaf), wanted, wanted and hooks_of(leaf), same, shared))
+                given = _key_of_attributes(leaf) if leaf.__dict__ else ()
+                parts.append((*key_of_tensor(leaf), wanted, wanted and hooks_of(leaf), same, shared, given))
             else:
-                parts.append((type(leaf), repr(leaf) if type(leaf) is float else leaf))
+                parts.append(key_of_value(leaf))
     return tuple(parts)
+
+
+def is_plain(value: Any) -> bool:
+    """Whether all there is of a value is in ``key_of_value``; anything else is walked."""
+    kind = type(value)
+    return (
+        kind in _BY_VALUE
+        or kind in _BY_TEXT
+        or isinstance(value, enum.Enum | types.BuiltinFunctionType)
+        or kind.__module__ in _VALUES
+        or _is_numpy_scalar(value)
+    )
+
+
+def key_of_value(value: Any) -> tuple[Any, ...]:
+    """What stands for an argument that is no tensor: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+    kind = type(value)
+    if kind in _BY_VALUE or isinstance(value, enum.Enum | types.BuiltinFunctionType):
+        return kind, value
+    if kind in _BY_TEXT or kind.__module__ in _VALUES:
+        return kind, repr(value)
+    return (kind, value.tobytes()) if _is_numpy_scalar(value) else (kind, "walked")
+
+
+def _is_numpy_scalar(value: Any) -> bool:
+    return type(value).__module__ == "numpy" and hasattr(value, "tobytes") and not hasattr(value, "__setitem__")
+
+
+def _key_of_attributes(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """The attributes that somebody has given to a tensor that is an argument."""
+    found = users_attributes(tensor)
+    for name, value in found.items():
+        if not is_plain(value):
+            raise CaptureError(
+                f"an argument of a compiled step, of shape {tuple(tensor.shape)}, has an attribute {name!r}, a {type(value).__qualname__}, "
+                f"which the step may read: pass it as an argument of its own, or give the step x.detach()."
+            )
+    return tuple([(name, key_of_value(value)) for name, value in found.items()])
 
 
 def hooks_of(tensor: Any) -> tuple[Any, ...]:

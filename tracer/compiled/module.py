@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -22,12 +22,11 @@ from ops_registry.torch_private import (
 )
 from tracer.compiled.backends import Backend
 from tracer.compiled.check import checked_module_call
-from tracer.compiled.joint import Joint, capture_module
-from tracer.compiled.module_graph import ModuleGraph, build_module_graph
+from tracer.compiled.families import Family
+from tracer.compiled.module_graph import ModuleGraph, make_module_graph
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
-from tracer.compiled.step import CompiledStep
-from tracer.compiled.symbolic import Dims
+from tracer.compiled.step import CompiledStep, names_of_arguments
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
@@ -105,19 +104,14 @@ class _Calls(CompiledStep):
             checked_module_call(graph, lambda: self._step(*args, **kwargs), tensors)
         return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
 
-    @property
-    def _named(self) -> Callable[..., Any]:
-        return self._module.forward
-
-    def _take(
-        self, call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
-    ) -> Joint:
-        return capture_module(call, reached, tensors, names)
-
-    def _build(
-        self, taken: Joint, tensors: list[torch.Tensor], names: list[str], backend: Backend, symbolic: bool
+    def _make(
+        self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family
     ) -> ModuleGraph:
-        return build_module_graph(taken, self.__name__, names, backend)
+        given = names_of_arguments(self._module.forward, args, kwargs)
+        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+        return make_module_graph(
+            lambda: self._step(*args, **kwargs), self.__name__, reached, tensors, names, self._backend
+        )
 
 
 def _asks_for_calls() -> bool:

@@ -23,8 +23,9 @@ from tracer.backprop.progress import innermost
 from tracer.compiled.backends import Backend
 from tracer.compiled.capture import Captured
 from tracer.compiled.graphs import refuse_shared_memory
-from tracer.compiled.joint import Joint, Part, empty_like_cotangent
+from tracer.compiled.joint import Joint, Part, capture_module, empty_like_cotangent
 from tracer.compiled.partition import Halves, forward_alone, halves
+from tracer.compiled.reached import Reached
 from tracer.errors import BatchedGradientError, SecondDerivativeError
 from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode
@@ -229,7 +230,10 @@ class ModuleNode(OpaqueNode):
         return self._once(found, grads) if recorded else found
 
     def _result(self, index: int) -> Node | None:
-        return self if self.outputs is None else (ref := self.outputs[index]) and ref()
+        if self.outputs is None:
+            return self
+        reference = self.outputs[index]
+        return None if reference is None else reference()
 
     def _once(self, found: list[Any], grads: list[Any]) -> list[Any]:
         """Gradients that can be had, and not be differentiated."""
@@ -251,13 +255,25 @@ class ModuleNode(OpaqueNode):
 
 
 # ---------------------------------------------------------------------- making
-def build_module_graph(joint: Joint, title: str, names: list[str], backend: Backend) -> ModuleGraph:
-    """Split the graph, and build what runs its halves."""
+def make_module_graph(
+    call: Callable[[], Any],
+    title: str,
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    backend: Backend,
+) -> ModuleGraph:
+    """Capture ``call``, which runs the module on ``tensors``, split the graph, and build what runs its halves.
+
+    Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
+    """
+    started = time.perf_counter()
+    joint = capture_module(call, reached, tensors, names)
     graph = joint.captured.graph
     draws = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
-    started = time.perf_counter()
+    built = time.perf_counter()
     made = halves_of(joint, backend)
-    seconds = joint.seconds, time.perf_counter() - started
+    seconds = built - started, time.perf_counter() - built
     return ModuleGraph(title, joint, made, names, rules_applied(), *seconds, draws)
 
 

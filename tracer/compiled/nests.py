@@ -5,11 +5,14 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from operator import is_
 from typing import Any
 
 import torch
 
 from ops_registry.torch_private import tree_flatten, tree_unflatten
+from tracer.errors import CaptureError
 
 Rebuild = Callable[[Sequence[Any]], Any]
 
@@ -32,6 +35,49 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
 
 def _only(others: Sequence[Any]) -> Any:
     return others[0]
+
+
+def types_of_keys(nest: Any) -> tuple[type, ...]:
+    """Of each key in a nest that is no string, the type: 1, 1.0 and True are equal as keys."""
+    if isinstance(nest, dict):
+        types = [type(key) for key in nest if type(key) is not str]
+        return (*types, *(kind for value in nest.values() for kind in types_of_keys(value)))
+    if isinstance(nest, list | tuple):
+        return tuple([kind for value in nest for kind in types_of_keys(value)])
+    return ()
+
+
+@contextmanager
+def kept_as_they_were(nest: Any) -> Iterator[None]:
+    """Raise ``CaptureError`` where the block changes a list or a dictionary in ``nest``; it is put back then."""
+    copies = [(held, held.copy()) for held in _containers(nest)]
+    try:
+        yield
+    finally:
+        changed = [held for held, copied in copies if not _holds(held, copied)]
+        for held, copied in copies:
+            if any(held is other for other in changed):
+                held.clear()
+                (held.update if isinstance(held, dict) else held.extend)(copied)
+    if changed:
+        raise CaptureError(
+            f"the step changes a {type(changed[0]).__qualname__} among its arguments, and a graph would not. Let it work on a copy "
+            f"(x.copy()), or do it outside of the step."
+        )
+
+
+def _containers(nest: Any) -> Iterator[Any]:
+    if isinstance(nest, dict | list):
+        yield nest
+    if isinstance(nest, dict | list | tuple):
+        for value in nest.values() if isinstance(nest, dict) else nest:
+            yield from _containers(value)
+
+
+def _holds(held: Any, copied: Any) -> bool:
+    if isinstance(held, dict):
+        return list(held) == list(copied) and all(map(is_, held.values(), copied.values()))
+    return len(held) == len(copied) and all(map(is_, held, copied))
 
 
 def _is_record(value: Any) -> bool:

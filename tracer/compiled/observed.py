@@ -82,24 +82,33 @@ _ABSENT = object()
 
 
 class Seen:
-    """What captures of one step have met, beyond what a walk finds by itself."""
+    """What a capture of a step has met, beyond what a walk finds by itself."""
 
-    def __init__(self, earlier: Seen | None = None) -> None:
+    def __init__(self) -> None:
         #: By id: code, the globals it reads, and whether it belongs to torch's layers.
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
         self.functions: dict[int, types.FunctionType] = {}
         #: By id: a name for it, and whether any of its attributes may be read.
         self.objects: dict[int, tuple[str, Any, bool]] = {}
-        if earlier is not None:
-            self.codes |= earlier.codes
-            self.functions |= earlier.functions
-            self.objects |= earlier.objects
 
-    @property
-    def size(self) -> tuple[int, ...]:
-        """It grows, and never changes otherwise."""
-        computed = sum(whole for _, _, whole in self.objects.values())
-        return len(self.codes), len(self.functions), len(self.objects), computed
+    def __le__(self, other: Seen) -> bool:
+        return (
+            self.codes.keys() <= other.codes.keys()
+            and self.functions.keys() <= other.functions.keys()
+            and all(
+                key in other.objects and (other.objects[key][2] or not whole)
+                for key, (_, _, whole) in self.objects.items()
+            )
+        )
+
+    def __or__(self, other: Seen) -> Seen:
+        both = Seen()
+        both.codes = other.codes | self.codes
+        both.functions = other.functions | self.functions
+        both.objects = dict(other.objects)
+        for key, (name, value, whole) in self.objects.items():
+            both.objects[key] = name, value, whole or (key in other.objects and other.objects[key][2])
+        return both
 
 
 class Observer:
@@ -115,24 +124,31 @@ class Observer:
         self._made: set[int] = set()
         #: By the id of their object or code: namespaces as they were when they were met.
         self._before: dict[int, tuple[str, dict[str, Any], dict[str, Any]]] = {}
+        #: By the id of code with free variables: what these held when it ran.
+        self._closures: dict[int, list[dict[str, Any]]] = {}
         self._whose: dict[int, int] = {}
         self._kept: list[types.CodeType] = []
 
-    def seen(self, earlier: Seen) -> Seen:
-        """All that was met, with what was met before. Objects that only the step's own run has held are left out."""
-        found = Seen(earlier)
-        found.codes |= self.codes
+    def seen(self) -> Seen:
+        """All that was met. Objects that only the step's own run has held are left out."""
+        found = Seen()
+        found.codes = self.codes
         self._drop_temporaries()
-        for key, (value, name, whole) in self._objects.items():
-            known = found.objects.get(key)
-            found.objects[key] = name, value, whole or (known is not None and known[2])
-        closures = [code for key, (code, _, light) in self.codes.items() if code.co_freevars and not light]
-        if closures:
-            wanted = set(map(id, closures))
-            for function in gc.get_referrers(*closures):
-                if isinstance(function, types.FunctionType) and id(function.__code__) in wanted:
-                    found.functions[id(function)] = function
+        found.objects = {key: (name, value, whole) for key, (value, name, whole) in self._objects.items()}
+        closures = [self.codes[key][0] for key in self._closures]
+        for function in gc.get_referrers(*closures) if closures else ():
+            if isinstance(function, types.FunctionType) and self._has_run(function):
+                found.functions[id(function)] = function
         return found
+
+    def _has_run(self, function: types.FunctionType) -> bool:
+        """Whether a function is one of those that have run, among all that a factory has made."""
+        code = function.__code__
+        cells = dict(zip(code.co_freevars, function.__closure__ or (), strict=True))
+        return any(
+            all(_content(cells[name]) is value for name, value in held.items())
+            for held in self._closures.get(id(code), ())
+        )
 
     def refusal(self) -> CaptureError:
         """The error for the first thing that no graph can do."""
@@ -202,6 +218,11 @@ class Observer:
 
     def _note_objects(self, frame: types.FrameType) -> None:
         code = frame.f_code
+        if code.co_freevars:
+            held = {name: frame.f_locals[name] for name in code.co_freevars if name in frame.f_locals}
+            known_closures = self._closures.setdefault(id(code), [])
+            if not any(all(held.get(name) is value for name, value in other.items()) for other in known_closures):
+                known_closures.append(held)
         whole = names_in(code).computed and self._whose[id(code)] == _OTHERS
         if code.co_name in ("__init__", "__new__", "__post_init__"):  # at work on what the step makes
             self._made.update(map(id, list(frame.f_locals.values())[:1]))
@@ -234,6 +255,13 @@ class Observer:
 
     def _refuse(self, found: tuple[str, str]) -> None:
         self.refused.append((found[0], _line(), found[1]))
+
+
+def _content(cell: types.CellType) -> Any:
+    try:
+        return cell.cell_contents
+    except ValueError:  # empty
+        return _ABSENT
 
 
 def _line() -> str:

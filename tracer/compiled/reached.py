@@ -28,7 +28,7 @@ from tracer.compiled.code_names import names_in
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
 from tracer.node import Leaf
-from tracer.tracked_tensor import Tensor
+from tracer.tracked_tensor import Tensor, users_attributes
 
 SIMPLE = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
@@ -119,6 +119,8 @@ class Reached:
         """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too."""
         self.seen = seen or Seen()
         self._walked = step, tuple(modules), tuple(roots), self.seen, leaf_hooks
+        #: The same walk with what its capture has met, where that was more.
+        self.extended: Reached | None = None
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
@@ -176,6 +178,18 @@ class Reached:
         """How much was found."""
         return *self.guards.size, len(self.tensors)
 
+    def extend(self, seen: Seen) -> Seen | None:
+        """Walk again with what a capture has met. Returns it if that leads to more than the first walk found: to be captured again."""
+        if seen <= self.seen:
+            return None
+        seen = seen | self.seen
+        step, modules, roots, _, leaf_hooks = self._walked
+        again = Reached(step, modules, roots, seen, leaf_hooks)
+        if again.size != self.size:
+            return seen
+        self.extended = again
+        return None
+
     def changes(self) -> str:
         """What is not as it was at the walk, in words; empty where all is."""
         if self.unchanged():
@@ -215,9 +229,12 @@ class Reached:
             self._visit_tensor(value, name, module)
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value, name)
-        elif not (self._visit_container(value, name, module) or self._visit_code(value, name)):
-            if not self._visit_memory(value, name, module):
-                self._visit_object(value, name)
+        elif not (
+            self._visit_container(value, name, module)
+            or self._visit_code(value, name)
+            or self._visit_memory(value, name, module)
+        ):
+            self._visit_object(value, name)
 
     def _visit_container(self, value: Any, name: str, module: bool) -> bool:
         """Dictionaries, lists, tuples, sets, and their like. Whether it was one."""
@@ -323,11 +340,13 @@ class Reached:
         self.names.append(name)
         if module:
             self.in_modules.add(id(tensor))
-        self.guards.whole(tensor.__dict__)
-        for attribute, value in tensor.__dict__.items():
-            if attribute not in ("_node", "_is_param"):
-                self._visit(value, f"{name}.{attribute}")
-        if type(tensor) is not Tensor:
+        for attribute, value in users_attributes(tensor).items():
+            self.guards.names(tensor.__dict__, (attribute,))
+            self._visit(value, f"{name}.{attribute}")
+        if type(tensor) is Tensor:
+            self.guards.names(tensor.__dict__, ("_node",))
+        else:
+            self.guards.length(tensor.__dict__)
             if TensorBase.requires_grad.__get__(tensor) and tensor.is_leaf:
                 self.guards.leaf(tensor)
             return

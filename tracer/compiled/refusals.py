@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry.errors import GlassgradError
 from ops_registry.sites import is_users, user_frame
-from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
+from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, TensorBase, is_functional
 from tracer.backprop.api import backward, grad
 from tracer.compiled.layouts import Layouts
 from tracer.errors import CaptureError, UnsupportedError
@@ -26,8 +26,15 @@ from tracer.tracked_tensor import Tensor
 
 #: torch hands out memory here that nobody has written while a step is captured.
 _MEMORY = frozenset(
-    {"numpy", "__array__", "tolist", "data_ptr", "__dlpack__", "to_dlpack", "storage", "untyped_storage", "_typed_storage"}
+    {"numpy", "__array__", "__deepcopy__", "is_set_to", "is_shared", "is_pinned", "tolist", "data_ptr", "__dlpack__", "to_dlpack",
+     "storage", "untyped_storage", "_typed_storage"}
 )  # fmt: skip
+#: What an input of the graph may be at each call, and is not while the step is captured.
+_PLACE = {
+    torch.Tensor._version.__get__: "_version",
+    TensorBase._base.__get__: "_base",
+    torch.Tensor._is_view: "_is_view",
+}
 #: A tensor as text.
 _TEXT = frozenset({"__repr__", "__format__"})
 _OURS = frozenset({"tracer", "ops_registry"})
@@ -50,8 +57,9 @@ _GRAD_CODES = frozenset({_GRAD_PROPERTY.fget.__code__, _GRAD_PROPERTY.fset.__cod
 class Watch(TorchFunctionMode):
     """Sees every call of the step while it is captured: refuses those that read values, and notes whether ``.grad`` is looked at."""
 
-    def __init__(self, layouts: Layouts) -> None:
+    def __init__(self, inputs: frozenset[int], layouts: Layouts) -> None:
         super().__init__()
+        self._inputs = inputs
         self._layouts = layouts
         #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
         self.looked_at_grad = False
@@ -76,8 +84,15 @@ class Watch(TorchFunctionMode):
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
             self._note_grad(sys._getframe(1))
+        elif func in _PLACE and id(args[0]) in self._inputs:
+            self._refuse_place(_PLACE[func], sys._getframe(1))
         self.looked_at_offset |= name == "storage_offset"
         kwargs = kwargs or {}
+        if func in _BACKWARD and sys._getframe(1).f_globals.get("__name__", "").startswith("tracer.backprop"):
+            raise CaptureError(
+                f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
+                f"back to it: its gradient would be lost. Make it outside of the step, or track it (tracer.tensor, nn.track)."
+            )
         if func in _BACKWARD:  # a mode does not see what is called inside of what it sees, and hooks run there
             with self:
                 return _BACKWARD[func](*args, **kwargs)
@@ -99,6 +114,13 @@ class Watch(TorchFunctionMode):
                 f"{name}() reads the memory of a tensor in a step that is captured, {users_line()}: there are no values then, and what "
                 f"is made of them would stay what it was at the first call. Return the tensor and read it outside, or pass what you need "
                 f"as an argument."
+            )
+
+    def _refuse_place(self, name: str, frame: FrameType) -> None:
+        if frame.f_globals.get("__name__", "").partition(".")[0] not in _OURS:
+            raise CaptureError(
+                f"the step asks for {name} of a tensor from outside, {users_line()}: the answer differs from call to call, and a graph "
+                f"would keep the first. Ask outside, and pass the answer as an argument."
             )
 
     def _note_grad(self, frame: FrameType) -> None:
@@ -133,8 +155,11 @@ def _line_in(trace: TracebackType | None) -> str:
 
 
 @contextmanager
-def refusing(layouts: Layouts) -> Iterator[Watch]:
-    """While the step is captured: what no graph can hold raises ``CaptureError``. ``layouts`` learns which calls write in place."""
+def refusing(inputs: Sequence[torch.Tensor], layouts: Layouts) -> Iterator[Watch]:
+    """While the step is captured: what no graph can hold raises ``CaptureError``.
+
+    ``inputs`` come from outside of it. ``layouts`` learns which calls write in place.
+    """
 
     def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         raise CaptureError(
@@ -143,7 +168,7 @@ def refusing(layouts: Layouts) -> Iterator[Watch]:
         )
 
     handle = register_optimizer_step_pre_hook(refuse)
-    watch, drawn = Watch(layouts), _python_randomness()
+    watch, drawn = Watch(frozenset(map(id, inputs)), layouts), _python_randomness()
     try:
         with watch:
             yield watch
@@ -185,6 +210,20 @@ def refusing(layouts: Layouts) -> Iterator[Watch]:
         ) from error
     finally:
         handle.remove()
+        _put_python_randomness(drawn)
+
+
+def _put_python_randomness(drawn: tuple[Any, ...]) -> None:
+    """Python's and NumPy's random numbers go on as if nothing had been drawn."""
+    if _python_randomness() == drawn:
+        return
+    state, *rest = drawn
+    random.setstate(state)
+    if rest:
+        import numpy as np
+
+        kind, keys, *others = rest
+        np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *others))
 
 
 def _python_randomness() -> tuple[Any, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, swap_values
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, storage_key, swap_values
 from tracer.errors import UnsupportedError
 from tracer.node import Leaf, Node
 from tracer.tracked_tensor import Tensor, become_tracked, mark_as_parameter
@@ -47,11 +47,13 @@ class Original:
         self.accumulate_hooks = tensor._post_accumulate_grad_hooks if self.native else None
         self.node: Node | None = None
         self.required_grad = False
+        self.place: tuple[Any, ...] = ()
         self.kind_of_node: tuple[Any, Any] = (None, None)
 
     def make_leaf(self) -> None:
         """Called when the other values are there: a leaf of either kind is a tracked leaf then, of their shape."""
         tensor = self.tensor
+        self.place = _place(tensor)
         if self.native:
             leaf = become_tracked(tensor, Leaf(tensor, tensor.shape, tensor.dtype))
             if issubclass(self.kind, torch.nn.Parameter):
@@ -73,6 +75,11 @@ class Original:
         self.tensor.__class__ = self.kind
         self.tensor.__dict__.clear()
         self.tensor.__dict__.update(self.attributes)
+
+    @property
+    def is_another(self) -> bool:
+        """Whether the step has put it into other memory, or given it another shape."""
+        return _place(self.tensor) != self.place
 
     @property
     def has_new_history(self) -> bool:
@@ -114,6 +121,10 @@ def standing_in(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
             for original, other in zip(originals, others, strict=False):
                 swap_values(original.tensor, other)
                 original.restore()
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return storage_key(tensor), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _swap(tensor: torch.Tensor, other: torch.Tensor) -> None:

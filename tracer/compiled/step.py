@@ -4,30 +4,33 @@ from __future__ import annotations
 
 import functools
 import inspect
-import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from operator import is_
 from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorGuards, tree_flatten, tree_leaves
+from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
-from tracer.compiled.graphs import build_graph, take_graph
-from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.graphs import MetMore, make_graph
+from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.looks import Look
+from tracer.compiled.nests import kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached, differences
 from tracer.compiled.report import CompiledStepReport
-from tracer.compiled.symbolic import Dims
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
 #: So many graphs of one step are told of once.
 MANY = 9
+#: So many are kept, and so many ways to look at the step; a capture is tried so often.
+KEPT = 64
+LOOKS = 8
+ATTEMPTS = 6
 _ADVICE = {
     True: "Pass what changes as a tensor, and pad shapes to a few sizes",
     False: "Its graph is one for many sizes",
@@ -55,15 +58,12 @@ class CompiledStep:
         self._backend = backend
         self._dynamic = dynamic
         self._check = check
-        self._reached: Reached | None = None
-        self._roots: tuple[Any, ...] = ()
-        self._guards: Any = None
-        self._state = 0
-        self._seen = Seen()
-        self._states: dict[Any, tuple[int, Reached]] = {}
+        #: The one that served last comes first.
+        self._looks = [Look(step, self._modules, Seen(), self.leaf_hooks)]
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
+        self._forgotten = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph, tensors, is_new = self.find(args, kwargs)
@@ -79,35 +79,84 @@ class CompiledStep:
             leaves, spec = args, len(args)
         else:
             leaves, spec = tree_flatten((args, kwargs))
-            roots = tuple([leaf for leaf in leaves if _leads_on(leaf)])
-        with DisableTorchFunctionSubclass():
-            reached = self._look_again(roots)
-            tensors = _all_tensors(reached, leaves)
-        key = self._state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
-        try:
+            roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
+            spec = spec, types_of_keys((args, kwargs))
+        thread = key_of_thread()
+        for look in self._looks:
+            with DisableTorchFunctionSubclass():
+                reached = look.at(roots)
+                tensors = _all_tensors(reached, leaves)
+            key = look.state, key_of_arguments(leaves, spec, reached.places), thread
             graph = self._graphs.get(key)
-        except TypeError as error:
-            raise CaptureError(
-                f"an argument of a compiled step is no tensor and cannot be compared ({error}): a graph is made for each value of such "
-                f"arguments. Pass tensors, numbers, strings, modules, in tuples, lists and dictionaries."
-            ) from error
-        if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
-            graph = self._graphs.get((key, graph.captured.looks(tensors)))
-        if graph is not None:
-            return graph, tensors, False
+            if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
+                graph = self._graphs.get((key, graph.captured.looks(tensors)))
+            if graph is not None:
+                self._serves(look)
+                return graph, tensors, False
+        return *self._new(leaves, spec, roots, args, kwargs), True
+
+    def _serves(self, look: Look) -> None:
+        if look is not self._looks[0]:
+            self._looks.remove(look)
+            self._looks.insert(0, look)
+
+    def _new(
+        self, leaves: Sequence[Any], spec: Any, roots: tuple[Any, ...], args: Any, kwargs: Any
+    ) -> tuple[Any, list[torch.Tensor]]:
+        """A graph for a call that is served by none yet, and the tensors that it runs on.
+
+        A capture may meet more than the walk before it had found. Then the step is walked with that, and captured again.
+        """
+        if len(self._made) >= KEPT:
+            self._forget()
+        look = self._looks[0]
+        for attempt in range(ATTEMPTS):
+            with DisableTorchFunctionSubclass():
+                reached = look.at(roots)
+                tensors = _all_tensors(reached, leaves)
+            key = look.state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
+            try:
+                with kept_as_they_were((args, kwargs)):
+                    graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
+            except MetMore as met:
+                look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
+                continue
+            if reached.extended is not None:
+                with DisableTorchFunctionSubclass():
+                    look.extend(reached)
+                key = look.state, *key[1:]
+            if look not in self._looks:
+                self._looks = [look, *self._looks[: LOOKS - 1]]
+            self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
+            return graph, tensors
+        raise CaptureError(
+            f"each of {ATTEMPTS} captures of the step has met other objects than the one before: it makes new ones that stay. Make them "
+            f"outside of the step."
+        )
+
+    def _forget(self) -> None:
+        """Let go of all graphs: where each call makes one, they would fill the memory."""
+        self._forgotten += len(self._made)
+        self._graphs.clear()
+        self._families.clear()
+        self._made.clear()
+        for look in self._looks:
+            look.forget()
+
+    def _graph_of_family(
+        self, key: Any, reached: Reached, tensors: list[torch.Tensor], leaves: Sequence[Any], args: Any, kwargs: Any
+    ) -> Any:
+        """A graph for a call of sizes not seen before: one of symbolic sizes, or a new one."""
         family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
         with DisableTorchFunctionSubclass():
             graph = family.find(tensors)
-        is_new = graph is None
-        if is_new:
-            graph, reached, tensors = self._make(reached, leaves, args, kwargs, family)
-            key = self._state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
-            family = self._families.setdefault(key_without_sizes(key), family)
-            with DisableTorchFunctionSubclass():
-                self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
-                family.add(graph, tensors, len(reached.tensors))
-        self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
-        return graph, tensors, is_new
+        if graph is not None:
+            return graph
+        graph = self._make(reached, tensors, args, kwargs, family)
+        with DisableTorchFunctionSubclass():
+            self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
+            family.add(graph, tensors, len(reached.tensors))
+        return graph
 
     def explain(self) -> CompiledStepReport:
         """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
@@ -133,97 +182,40 @@ class CompiledStep:
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
         """The graph of a call with these arguments, without running it."""
         leaves, _ = tree_flatten((args, kwargs))
+        roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
+        look = self._looks[0]
+        while True:
+            with DisableTorchFunctionSubclass():
+                reached = look.at(roots)
+                tensors = _all_tensors(reached, leaves)
+            try:
+                return self._make(reached, tensors, args, kwargs, Family(self._dynamic)).captured.graph
+            except MetMore as met:
+                look = Look(self._step, self._modules, met.seen | look.seen, self.leaf_hooks)
+
+    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
+        given = names_of_arguments(self._step, args, kwargs)
+        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+        make = functools.partial(make_graph, lambda: self._step(*args, **kwargs), reached, tensors, names)
         with DisableTorchFunctionSubclass():
-            reached = self._look_again(tuple([leaf for leaf in leaves if _leads_on(leaf)]))
-        graph, _, _ = self._make(reached, leaves, args, kwargs, Family(self._dynamic))
-        return graph.captured.graph
-
-    def _look_again(self, roots: tuple[Any, ...]) -> Reached:
-        """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
-        reached = self._reached
-        same = reached is not None and len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
-        if reached is None or not (same and reached.unchanged() and self._guards.check(*reached.tensors)):
-            self._roots = roots
-            reached = self._walk()
-        return reached
-
-    def _walk(self) -> Reached:
-        reached = self._reached = Reached(self._step, self._modules, self._roots, self._seen, self.leaf_hooks)
-        self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
-        hooked = self.leaf_hooks
-        tensors = [
-            (*key_of_tensor(t), t.requires_grad, hooked and t.requires_grad and hooks_of(t)) for t in reached.tensors
-        ]
-        key = tuple(reached.facts), tuple(tensors)
-        self._state, _ = self._states.setdefault(key, (len(self._states), reached))
-        return reached
-
-    def _make(
-        self, reached: Reached, leaves: Sequence[Any], args: Any, kwargs: Any, family: Family
-    ) -> tuple[Any, Reached, list[torch.Tensor]]:
-        """A graph for this call, what the step was found to reach meanwhile, and the tensors."""
-        with DisableTorchFunctionSubclass():
-            symbolic = bool(family.dims(_all_tensors(reached, leaves), len(reached.tensors)))
-        if not symbolic:
-            return self._capture(reached, leaves, args, kwargs, self._backend, None)
+            dims = family.dims(tensors, len(reached.tensors))
+        if not dims:
+            return make(self._backend, {})
         try:
-            return self._capture(reached, leaves, args, kwargs, self._backend, family)
+            return make(self._backend, dims)
+        except MetMore:
+            raise
         except Exception as error:
             # What is wrong with the step itself comes up again with fixed sizes.
-            backend = "replay" if self._dynamic else self._backend
-            found = self._capture(self._reached or reached, leaves, args, kwargs, backend, None)
+            graph = make("replay" if self._dynamic else self._backend, {})
             family.fixed_since = (str(error) or type(error).__name__).partition("\n")[0].rstrip(".")
             if not self._dynamic:
-                found[0].fixed_since = family.fixed_since
-                return found
+                graph.fixed_since = family.fixed_since
+                return graph
             raise CaptureError(
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
                 f"dynamic=False: each shape gets a graph of its own."
             ) from error
-
-    def _capture(
-        self, reached: Reached, leaves: Sequence[Any], args: Any, kwargs: Any, backend: Backend, family: Family | None
-    ) -> tuple[Any, Reached, list[torch.Tensor]]:
-        """The same, with the symbolic sizes of ``family`` or with fixed ones.
-
-        The capture may meet more than the walk before it: then the step is walked again, and captured again if that leads anywhere.
-        """
-        given = names_of_arguments(self._named, args, kwargs)
-        size: Any = None
-        while True:
-            with DisableTorchFunctionSubclass():
-                tensors = _all_tensors(reached, leaves)
-                dims = {} if family is None else family.dims(tensors, len(reached.tensors))
-            names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
-            if size != reached.size:
-                taken = self._take(lambda: self._step(*args, **kwargs), reached, tensors, names, dims)
-            size = reached.size
-            seen = taken.captured.observer.seen(self._seen)
-            if seen.size == self._seen.size:
-                return self._build(taken, tensors, names, backend, bool(dims)), reached, tensors
-            self._seen = seen
-            with DisableTorchFunctionSubclass():
-                reached = self._walk()
-
-    @property
-    def _named(self) -> Callable[..., Any]:
-        """What names its arguments."""
-        return self._step
-
-    def _take(
-        self, call: Callable[[], Any], reached: Reached, tensors: list[torch.Tensor], names: list[str], dims: Dims
-    ) -> Any:
-        return take_graph(call, reached, tensors, names, dims)
-
-    def _build(
-        self, taken: Any, tensors: list[torch.Tensor], names: list[str], backend: Backend, symbolic: bool
-    ) -> Any:
-        return build_graph(taken, tensors, names, backend, symbolic)
-
-
-def _leads_on(leaf: Any) -> bool:
-    """Whether an argument is walked as what a step closes over is: a module, or a function."""
-    return isinstance(leaf, torch.nn.Module | types.FunctionType | types.MethodType | functools.partial)
 
 
 def _named_key(reached: Reached, names: list[str], leaves: Sequence[Any], key: Any) -> list[tuple[str, Any]]:
