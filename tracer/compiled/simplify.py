@@ -50,7 +50,7 @@ def _give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence
 
 
 def _memory(node: Any) -> int:
-    value = node.meta.get("val")
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     return storage_key(value) if isinstance(value, torch.Tensor) else id(node)
 
 

@@ -14,7 +14,7 @@ _Symbol = (torch.SymInt, torch.SymFloat)
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-class Specialising(FakeTensorMode):  # type: ignore[misc]
+class Specialising(FakeTensorMode):
     """Tensors without values, whose symbolic sizes become numbers where an op can do nothing with them."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -128,7 +128,10 @@ class CompiledStep:
         with DisableTorchFunctionSubclass():
             reached = self._look_again(tuple([leaf for leaf in leaves if _leads_on(leaf)]))
             tensors = _all_tensors(reached, leaves)
-        return self._make(reached, tensors, args, kwargs, Family(self._dynamic)).captured.graph
+        made = self._make(reached, tensors, args, kwargs, Family(self._dynamic))
+        if made.conditions is not None:
+            made.captured.graph.meta["conditions"] = made.conditions.told
+        return made.captured.graph
 
     def _look_again(self, roots: tuple[Any, ...]) -> Reached:
         """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
