@@ -69,6 +69,9 @@ LOSSES: dict[str, Callable[..., torch.Tensor]] = {
     "sequences": lambda m, x: m(x.view(1, -1, 4).transpose(0, 1)).softmax(0).square().sum(),
     "writes": lambda m, x: x.new_zeros(x.shape[0] + 1, 3).index_copy_(0, torch.arange(x.shape[0]), m(x)).square().mean(),
     "matrices": lambda m, x: torch.linalg.cholesky(m(x) @ m(x).t() + torch.eye(x.shape[0])).sum() + torch.cdist(m(x), x[:, :3]).mean(),
+    "shrinking": lambda m, x: (F.softshrink(m(x)) * F.hardshrink(m(x))).sum(),
+    "interpolation": lambda m, x: F.interpolate(m(x)[None, None], scale_factor=2, mode="bilinear").square().mean()
+    + F.interpolate(m(x).t()[None], size=7, mode="linear").sum(),
     "dropout of an argument": lambda m, x: m(F.dropout(x, 0.0)).sum() + m(F.dropout(x, 1.0)).sum(),
 }  # fmt: skip
 
@@ -189,7 +192,10 @@ def test_it_stays_with_fixed_sizes_when_they_were_not() -> None:
 
 
 def test_ops_that_know_no_symbolic_sizes_get_numbers() -> None:
-    compiled = assert_follows(lambda m, x: F.softshrink(m(x)).sum(), (5, 7, 5))
+    def loss(m: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return F.multi_margin_loss(m(x), (x[:, 0] > 0).long())
+
+    compiled = assert_follows(loss, (5, 7, 5))
     assert [row["calls"] for row in rows_of(compiled)] == [2, 1]
 
 
