@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch._higher_order_ops
 import torch._library.custom_ops
+import torch._prims_common
 import torch._subclasses.fake_tensor
 import torch.autograd.forward_ad
 import torch.distributed
@@ -393,6 +394,10 @@ UNKNOWN_TO_FAKE: Any = (
     torch._subclasses.fake_tensor.UnsupportedFakeTensorException,
     torch._subclasses.fake_tensor.UnsupportedOperatorException,
 )
+
+
+#: Whether results lie with channels last, as torch's kernels decide it.
+suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
 
 
 def inductor() -> Any:

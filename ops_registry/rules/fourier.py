@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward, decomposition, overloaded
 from ops_registry.shared.dimensions import fit
+from ops_registry.shared.indices import whole
 from ops_registry.shared.recorded import recorded
 
 OPPOSITE = {None: "forward", "backward": "forward", "forward": "backward", "ortho": "ortho"}
@@ -71,7 +72,7 @@ def ifft(grad, input_shape, dim, norm):
 
 @backward(torch.fft.rfft, linear=True)
 def rfft(grad, input_shape, n, dim, norm):
-    n = input_shape[dim] if n is None else int(n)
+    n = input_shape[dim] if n is None else whole(n)
     return fit(torch.fft.irfft(halved(grad, dim, n), n, dim, OPPOSITE[norm]), input_shape)
 
 
@@ -87,7 +88,7 @@ def hfft(grad, input_shape, result_shape, dim, norm):
 
 @backward(torch.fft.ihfft, linear=True)
 def ihfft(grad, input_shape, n, dim, norm):
-    n = input_shape[dim] if n is None else int(n)
+    n = input_shape[dim] if n is None else whole(n)
     return fit(torch.fft.hfft(halved(grad, dim, n), n, dim, OPPOSITE[norm]), input_shape)
 
 
@@ -95,7 +96,7 @@ def ihfft(grad, input_shape, n, dim, norm):
 
 
 def as_list(value):
-    return list(value) if isinstance(value, Sequence) else [int(value)]
+    return list(value) if isinstance(value, Sequence) else [whole(value)]
 
 
 def transformed(shape, s, dim):

@@ -10,7 +10,7 @@ from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import backward
 from ops_registry.rules.gather_scatter import scatter_reduce
 from ops_registry.shared.conjugate import scaled
-from ops_registry.shared.indices import frozen
+from ops_registry.shared.indices import frozen, whole
 from ops_registry.shared.picking import add_slices
 
 # Reading y = x[index] is linear. Its transpose puts the gradient back where it was read and adds where one element was
@@ -118,11 +118,11 @@ def index_along(dim, rank, item):
 
 @backward(torch.select, linear=True)
 def select(grad, input_shape, dim, index):
-    return placed(grad, input_shape, index_along(dim, len(input_shape), int(index)))
+    return placed(grad, input_shape, index_along(dim, len(input_shape), whole(index)))
 
 
 def _range(start, length, size):
-    first = int(start)
+    first = whole(start)
     first = first + size if first < 0 else first
     return slice(first, first + length)
 

@@ -44,7 +44,7 @@ def _frozen_item(item: Any) -> Any:
     if item is None or item is Ellipsis or isinstance(item, int):
         return item
     if isinstance(item, slice):
-        return slice(*[b if b is None else operator.index(b) for b in (item.start, item.stop, item.step)])
+        return slice(*[b if b is None else whole(b) for b in (item.start, item.stop, item.step)])
     if isinstance(item, torch.Tensor):
         if item.dtype is torch.uint8:
             return item.bool()  # the old kind of mask
@@ -53,4 +53,9 @@ def _frozen_item(item: Any) -> Any:
     if hasattr(item, "__len__"):
         made = torch.tensor(item)
         return _frozen_item(made if made.numel() else made.long())
-    return operator.index(item)
+    return whole(item)
+
+
+def whole(number: Any) -> Any:
+    """A whole number, where one of NumPy's or a tensor's was given too; a symbolic size stays one, to ask for its number would fix it."""
+    return number if isinstance(number, torch.SymInt) else operator.index(number)

@@ -93,7 +93,7 @@ class Captured:
 class _Run:
     """What one run on stand-ins has left behind."""
 
-    results: list[torch.Tensor] = field(default_factory=list)
+    results: list[Any] = field(default_factory=list)
     returned: list[Returned] = field(default_factory=list)
     rebuild: Rebuild = lambda leaves: leaves[0]
     grads: list[tuple[int, int]] = field(default_factory=list)
@@ -199,7 +199,12 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
     places = {id(original.tensor): position for position, original in enumerate(originals)}
     leaves, run.rebuild = flatten(value)
     for leaf in leaves:
-        if not isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.SymBool):
+            run.returned.append(Returned("value", bool(leaf)))
+        elif isinstance(leaf, torch.SymInt | torch.SymFloat):
+            run.returned.append(Returned("result", len(run.results)))
+            run.results.append(leaf)
+        elif not isinstance(leaf, torch.Tensor):
             if not isinstance(leaf, _SIMPLE):
                 raise CaptureError(
                     f"the step returns a {type(leaf).__qualname__}, of which a graph knows nothing. Return tensors and plain values, in "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 
@@ -19,13 +20,13 @@ from ops_registry.torch_private import (
 Tensors = list[torch.Tensor]
 
 
-def functionalised(function: Callable[[Tensors], Sequence[torch.Tensor]], written: list[int]) -> Callable[..., Tensors]:
+def functionalised(function: Callable[[Tensors], Sequence[Any]], written: list[int]) -> Callable[..., list[Any]]:
     """``function``, called with wrappers around its arguments, whose in-place writes then are no writes to a tracer beneath.
 
     ``written`` gets the positions of the arguments that it wrote into. Results that are no wrappers are returned as they are.
     """
 
-    def traced(*arguments: torch.Tensor) -> Tensors:
+    def traced(*arguments: torch.Tensor) -> list[Any]:
         wrappers = [to_functional(tensor) for tensor in arguments]
         enable_functionalization(reapply_views=True)
         try:
@@ -43,8 +44,8 @@ def functionalised(function: Callable[[Tensors], Sequence[torch.Tensor]], writte
     return traced
 
 
-def _unwrapped(tensor: torch.Tensor) -> torch.Tensor:
-    if not is_functional(tensor):
-        return tensor
-    sync_functional(tensor)
-    return from_functional(tensor)
+def _unwrapped(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or not is_functional(value):
+        return value
+    sync_functional(value)
+    return from_functional(value)

@@ -81,10 +81,12 @@ def _holds(held: Any, copied: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    return dataclasses.is_dataclass(value) and not isinstance(value, type)
+    return isinstance(value, torch.Size) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 def _flatten_record(record: Any) -> tuple[list[Any], Rebuild]:
+    if isinstance(record, torch.Size):  # its sizes may be symbolic
+        return list(record), torch.Size
     names = [field.name for field in dataclasses.fields(record)]
     leaves, rebuild_fields = flatten([getattr(record, name) for name in names])
 

@@ -82,7 +82,7 @@ def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[
 
 
 def _memory(node: Any) -> int:
-    value = node.meta.get("val")
+    value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
     return storage_key(value) if dense else id(node)
 

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import FakeTensorMode, tree_any_only, tree_map
+from ops_registry.torch_private import FakeTensorMode, suggest_memory_format, tree_any_only, tree_map
 
 _Symbol = (torch.SymInt, torch.SymFloat)
 #: torch writes each op that fails into its log, with the whole stack.
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-class Specialising(FakeTensorMode):  # type: ignore[misc]
+class Specialising(FakeTensorMode):
     """Tensors without values, whose symbolic sizes become numbers where an op can do nothing with them."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -30,10 +30,23 @@ class Specialising(FakeTensorMode):  # type: ignore[misc]
             schema = getattr(func, "_schema", None)
             if schema is None or schema.is_mutable or func.is_view:
                 raise
+            known = self._known(func.__name__.partition(".")[0], args)
+            if known is not None:
+                return known
             fixed_args, fixed_kwargs = tree_map(self._fixed, (args, kwargs))
             return super().dispatch(func, types, fixed_args, fixed_kwargs)
         finally:
             _log.setLevel(level)
+
+    def _known(self, op: str, args: Any) -> torch.Tensor | None:
+        """What the backward passes of interpolation and of shrinking give, which are often on the way of a batch of any size."""
+        with self:
+            if op in ("hardshrink_backward", "softshrink_backward"):
+                return args[0] + args[1]
+            if "upsample_" in op and op.endswith("_backward"):
+                grad, _, shape = args[:3]
+                return grad.new_empty(shape).contiguous(memory_format=suggest_memory_format(grad))
+        return None
 
     def _fixed(self, value: Any) -> Any:
         """The same of fixed sizes. To ask a symbol for its number makes that number a condition."""

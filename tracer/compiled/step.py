@@ -189,9 +189,13 @@ class CompiledStep:
                 reached = look.at(roots)
                 tensors = _all_tensors(reached, leaves)
             try:
-                return self._make(reached, tensors, args, kwargs, Family(self._dynamic)).captured.graph
+                made = self._make(reached, tensors, args, kwargs, Family(self._dynamic))
             except MetMore as met:
                 look = Look(self._step, self._modules, met.seen | look.seen, self.leaf_hooks)
+                continue
+            if made.conditions is not None:
+                made.captured.graph.meta["conditions"] = made.conditions.told
+            return made.captured.graph
 
     def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
         given = names_of_arguments(self._step, args, kwargs)

@@ -411,3 +411,29 @@ def test_rules_around_the_call_are_those_of_the_graph() -> None:
         compiled(*args)
         eager(*args)
     assert_same_state(model, twin)
+
+
+#: Batches of other sizes than any layer has.
+ROWS = (5, 7, 10, 13)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_one_graph_of_symbolic_sizes_trains_every_batch(name: str) -> None:
+    model, arguments = MODELS[name]
+    compiled = assert_as_eager(model, arguments=arguments, rows=ROWS)
+    assert [row["calls"] for row in compiled.explain().rows] == [4]
+
+
+@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+def test_steps_do_as_eagerly_with_symbolic_sizes(act: Callable[..., Any]) -> None:
+    compiled = assert_as_eager(mlp, step_that(act), rows=ROWS)
+    # A step that looks at .grad has a graph for those that are there too.
+    assert len(compiled.explain().rows) <= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["batch norm", "embedding"])
+def test_inductor_trains_every_batch_by_one_graph(name: str) -> None:
+    model, arguments = MODELS[name]
+    compiled = assert_as_eager(model, arguments=arguments, backend="inductor", rows=ROWS)
+    assert [row["calls"] for row in compiled.explain().rows] == [4]
