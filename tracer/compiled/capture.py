@@ -15,6 +15,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, FakeTensorMode, vendor_kernels_off
 from tracer.compiled.functional import functionalised
+from tracer.compiled.layouts import DenseAlone
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.random_numbers import random_numbers
@@ -97,7 +98,7 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
-            with refusing() as watch, random_numbers(), Respelled(), Origins():
+            with refusing() as watch, random_numbers(), Respelled(), Origins(), DenseAlone():
                 value = call()
             run.looks_at_grad = watch.looked_at_grad
             with DisableTorchFunctionSubclass():

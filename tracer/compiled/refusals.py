@@ -163,8 +163,35 @@ def refusing() -> Iterator[Watch]:
             f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
             f"step, or run the step eagerly."
         ) from error
+    except RuntimeError as error:
+        call = _torchs_call(error)
+        if call is None:
+            raise
+        raise CaptureError(
+            f"{call} raises in a step that is captured, {_line_in(error.__traceback__)}: {_first_line(error)}. If the "
+            f"eager step raises it as well, mend it there. If not, the call reads values, and there are none in a capture: give it "
+            f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
+        ) from error
     finally:
         handle.remove()
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _torchs_call(error: RuntimeError) -> str | None:
+    """The call of the step out of which torch raised; None where the step's own code raised, or we did."""
+    if type(error) not in (RuntimeError, NotImplementedError):
+        return None
+    call, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is Watch.__torch_function__.__code__:
+            call = qualified(trace.tb_frame.f_locals["func"])
+        elif is_users(trace.tb_frame):
+            call = None
+        trace = trace.tb_next
+    return call
 
 
 def _python_randomness() -> tuple[Any, ...]:

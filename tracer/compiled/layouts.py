@@ -1,0 +1,46 @@
+"""Tensors that are not dense: a graph knows their shapes and nothing of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from ops_registry.torch_private import TorchDispatchMode
+from tracer.compiled.refusals import users_line
+from tracer.errors import CaptureError
+
+
+class DenseAlone(TorchDispatchMode):
+    """Refuses each call of the step that makes a sparse, a nested or another tensor that is no dense one."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and not _is_dense(result):
+            raise CaptureError(
+                f"{func} makes a tensor that is not dense ({_kind(result)}), {users_line()}: how many elements it has would depend on values, "
+                f"and a graph holds dense tensors alone. Keep that part out of the step, or use dense tensors there (a mask in place of a sparse "
+                f"tensor, padding in place of a nested one)."
+            )
+        return result
+
+
+def refuse_not_dense(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``CaptureError`` for a tensor among those that a step reaches or is given that is not dense."""
+    for tensor, name in zip(tensors, names, strict=True):
+        if not _is_dense(tensor):
+            raise CaptureError(
+                f"{name} is a tensor that is not dense ({_kind(tensor)}): a captured step takes dense ones. Convert it (to_dense(), "
+                f"to_padded_tensor()), or run the step eagerly."
+            )
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided and not tensor.is_nested
+
+
+def _kind(tensor: torch.Tensor) -> str:
+    return "nested" if tensor.is_nested else str(tensor.layout)
