@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, inductor
-from tracer.errors import GradientArgumentError
+from tracer.errors import CaptureError, GradientArgumentError
 
 Run = Callable[..., Sequence[Any]]
 #: A backend of the user's: ``backend(graph_module, example_inputs)`` returns what is called with the inputs, as for ``torch.compile``.
@@ -32,9 +32,21 @@ def check_backend(backend: Backend) -> None:
 
 
 def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Run:
-    """What runs ``graph``; ``inputs`` are plain tensors to build it for. Called with interception and grad mode off."""
+    """What runs ``graph``; ``inputs`` are plain tensors to build it for. Called with interception and grad mode off.
+
+    Raises ``CaptureError`` where inductor fails; what a function of the user's raises comes through.
+    """
     chosen = default_backend() if backend is None else backend
     if chosen == "replay":
         return graph.forward
     with DisableTorchFunctionSubclass(), torch.no_grad():
-        return inductor().compile(graph, inputs) if chosen == "inductor" else chosen(graph, inputs)  # type: ignore[operator]
+        if chosen != "inductor":
+            return chosen(graph, inputs)  # type: ignore[operator]
+        try:
+            return inductor().compile(graph, inputs)  # type: ignore[no-any-return]
+        except Exception as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise CaptureError(
+                f"torch's inductor could not compile the graph of the step ({type(error).__name__}: {reason}). The same graph runs without a "
+                f"compiler: backend='replay'. Or keep the call that inductor names out of the step."
+            ) from error

@@ -21,9 +21,9 @@ class DenseAlone(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and not _is_dense(result):
             raise CaptureError(
-                f"{func} makes a tensor that is not dense ({_kind(result)}), {users_line()}: how many elements it has would depend on values, "
-                f"and a graph holds dense tensors alone. Keep that part out of the step, or use dense tensors there (a mask in place of a sparse "
-                f"tensor, padding in place of a nested one)."
+                f"{func} makes a tensor that is not dense ({_kind(result)}), {users_line()}: how many elements it has would depend on "
+                f"values, and a graph holds dense tensors alone. Keep that part out of the step, or use dense tensors there (a mask in "
+                f"place of a sparse tensor, padding in place of a nested one)."
             )
         return result
 

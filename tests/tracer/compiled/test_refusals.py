@@ -200,3 +200,15 @@ def test_a_result_of_a_compiled_step_has_no_history_to_go_back_through() -> None
     model.zero_grad()
     with pytest.raises(tracer.SecondDerivativeError, match="ended with the step"):
         (loss + 0 * loose.sum()).backward()
+
+
+def test_a_graph_that_inductor_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+            raise NotImplementedError("no kernel for it")
+
+    monkeypatch.setattr("tracer.compiled.backends.inductor", Broken)
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="inductor")
+    with pytest.raises(tracer.CaptureError, match=r"no kernel for it\)\. .*backend='replay'"):
+        compiled(torch.randn(5, 4))
+    assert all(parameter.grad is None for parameter in model.parameters())
