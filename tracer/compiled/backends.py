@@ -43,10 +43,10 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
         if chosen != "inductor":
             return chosen(graph, inputs)  # type: ignore[operator]
         try:
-            return inductor().compile(graph, inputs)  # type: ignore[no-any-return]
+            return inductor().compile(graph, inputs)
         except Exception as error:
-            reason = str(error).strip().partition("\n")[0]
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise CaptureError(
-                f"torch's inductor could not compile the graph of the step ({type(error).__name__}: {reason}). The same graph runs without a "
+                f"torch's inductor could not compile the graph of the step ({reason}). The same graph runs without a "
                 f"compiler: backend='replay'. Or keep the call that inductor names out of the step."
             ) from error
