@@ -14,7 +14,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
-from tracer.compiled.layouts import refuse_not_dense
+from tracer.compiled.layouts import check_layouts
 from tracer.compiled.reached import Reached
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
@@ -114,7 +114,7 @@ def make_graph(
 
     Raises ``CaptureError`` for what no graph can hold; whatever is raised, nothing has changed.
     """
-    refuse_not_dense(tensors, names)
+    check_layouts(tensors, names)
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
     if reached.arrays:

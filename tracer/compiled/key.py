@@ -16,7 +16,7 @@ from ops_registry.torch_private import (
     storage_key,
     transform_level,
 )
-from tracer.compiled.layouts import refuse_not_dense
+from tracer.compiled.layouts import check_layouts
 from tracer.errors import CaptureError
 from tracer.recording.fallback import fallback_active
 from tracer.tracked_tensor import Tensor
@@ -47,7 +47,7 @@ def key_of_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
             tensor.is_neg(),
         )
     except RuntimeError:  # one that is not dense has no strides, or no shape
-        refuse_not_dense([tensor], ["an argument"])
+        check_layouts([tensor], ["an argument"])
         raise
 
 

@@ -1,4 +1,4 @@
-"""Tensors that are not dense: a graph knows their shapes and nothing of their elements."""
+"""Tensors that are not dense, of which a graph knows nothing but the shape, or have none yet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ops_registry.torch_private import TorchDispatchMode
 from tracer.compiled.refusals import users_line
@@ -28,9 +29,14 @@ class DenseAlone(TorchDispatchMode):
         return result
 
 
-def refuse_not_dense(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``CaptureError`` for a tensor among those that a step reaches or is given that is not dense."""
+def check_layouts(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None:
+    """Raise ``CaptureError`` for a tensor among those that a step reaches or is given that is not dense, or has no shape yet."""
     for tensor, name in zip(tensors, names, strict=True):
+        if is_lazy(tensor):
+            raise CaptureError(
+                f"{name} is a parameter or buffer of a lazy module, without a shape until its first call: call the module once before the "
+                f"compiled step."
+            )
         if not _is_dense(tensor):
             raise CaptureError(
                 f"{name} is a tensor that is not dense ({_kind(tensor)}): a captured step takes dense ones. Convert it (to_dense(), "

@@ -17,7 +17,7 @@ from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.graphs import StepGraph, make_graph
 from tracer.compiled.key import ASPECTS, THREAD, hooks_of, key_of_arguments, key_of_tensor, key_of_thread
-from tracer.compiled.layouts import refuse_not_dense
+from tracer.compiled.layouts import check_layouts
 from tracer.compiled.reached import Reached, differences
 from tracer.compiled.report import CompiledStepReport
 from tracer.errors import CaptureError
@@ -124,7 +124,7 @@ class CompiledStep:
         same = reached is not None and len(roots) == len(self._roots) and all(map(is_, roots, self._roots))
         if reached is None or not (same and reached.unchanged() and self._guards.check(*reached.tensors)):
             reached = Reached(self._step, self._modules, roots)
-            refuse_not_dense(reached.tensors, reached.names)  # torch's guards end the process there
+            check_layouts(reached.tensors, reached.names)  # torch's guards end the process there
             self._reached, self._roots = reached, roots
             self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
             tensors = [(*key_of_tensor(t), t.requires_grad, t.requires_grad and hooks_of(t)) for t in reached.tensors]

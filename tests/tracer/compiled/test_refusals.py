@@ -166,6 +166,16 @@ def test_a_buffer_that_is_not_dense_is_refused(kind: str) -> None:
             compiled(torch.randn(5, 4))
 
 
+def test_a_lazy_module_is_refused_until_it_was_called() -> None:
+    layer = nn.track(torch.nn.LazyLinear(3))
+    compiled = tracer.compile(lambda x: layer(x).sum().backward(), backend="replay")
+    with pytest.raises(tracer.CaptureError, match=r"layer\.weight is a parameter or buffer of a lazy module"):
+        compiled(torch.randn(5, 4))
+    layer(torch.randn(5, 4))
+    compiled(torch.randn(5, 4))
+    assert layer.weight.grad is not None
+
+
 def test_errors_of_the_step_itself_come_through() -> None:
     def step(x: torch.Tensor) -> None:
         def hook(grad: torch.Tensor) -> None:
