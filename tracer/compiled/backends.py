@@ -11,7 +11,7 @@ import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, inductor
 from tracer.compiled.replay import Replay
-from tracer.errors import GradientArgumentError
+from tracer.errors import CaptureError, GradientArgumentError
 
 Run = Callable[..., Sequence[Any]]
 #: A backend of the user's: ``backend(graph_module, example_inputs)`` returns what is called with the inputs, as for ``torch.compile``.
@@ -33,14 +33,24 @@ def check_backend(backend: Backend) -> None:
 
 
 def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Run:
-    """What runs ``graph``; ``inputs`` are plain tensors to build it for. Called with interception and grad mode off."""
+    """What runs ``graph``; ``inputs`` are plain tensors to build it for. Called with interception and grad mode off.
+
+    Raises ``CaptureError`` where inductor fails; what a function of the user's raises comes through.
+    """
     chosen = default_backend() if backend is None else backend
     if chosen == "replay":
         return Replay(graph)
     with DisableTorchFunctionSubclass(), torch.no_grad():
-        if chosen == "inductor":
+        if chosen != "inductor":
+            return chosen(graph, inputs)  # type: ignore[operator]
+        try:
             return inductor().compile(graph, inputs, options=_options(inputs))
-        return chosen(graph, inputs)  # type: ignore[operator]
+        except Exception as error:
+            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            raise CaptureError(
+                f"torch's inductor could not compile the graph of the step ({reason}). The same graph runs without a "
+                f"compiler: backend='replay'. Or keep the call that inductor names out of the step."
+            ) from error
 
 
 def _options(inputs: list[torch.Tensor]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
-from tracer.compiled.layouts import Layouts
+from tracer.compiled.layouts import DenseAlone
+from tracer.compiled.memory_order import MemoryOrder
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.origins import Origins, name_nodes
@@ -123,8 +124,8 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
-            layouts = Layouts()
-            with refusing(tensors, layouts) as watch, random_numbers(), Respelled(), layouts, Origins():
+            order = MemoryOrder()
+            with refusing(tensors, order) as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone():
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():

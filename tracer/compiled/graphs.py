@@ -14,6 +14,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
 from tracer.compiled.reached import Reached
 from tracer.compiled.symbolic import Conditions, Dims
@@ -151,6 +152,7 @@ def checked_capture(
 
     Raises ``CaptureError`` for what no graph can hold, and ``MetMore``; whatever is raised, nothing has changed.
     """
+    check_layouts(tensors, names)
     for tensor, name in zip(tensors, names, strict=True):
         _check_kind(tensor, name)
     if reached.opaque:
@@ -225,10 +227,10 @@ def _capture(
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:
-    if type(tensor) not in _KINDS or tensor.layout is not torch.strided:
+    if type(tensor) not in _KINDS:
         raise CaptureError(
-            f"{name} is a {type(tensor).__qualname__} of layout {tensor.layout}: a captured step takes dense tensors of torch's own class "
-            f"and tracked ones. Convert it, or run the step eagerly."
+            f"{name} is a {type(tensor).__qualname__}: a captured step takes dense tensors of torch's own class and tracked ones. Convert "
+            f"it, or run the step eagerly."
         )
     if not tensor.is_leaf:
         raise CaptureError(

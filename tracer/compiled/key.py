@@ -18,6 +18,7 @@ from ops_registry.torch_private import (
     storage_key,
     transform_level,
 )
+from tracer.compiled.layouts import check_layouts
 from tracer.errors import CaptureError
 from tracer.recording.fallback import fallback_active
 from tracer.tracked_tensor import Tensor, users_attributes
@@ -58,15 +59,19 @@ ASPECTS = (
 
 def key_of_tensor(tensor: torch.Tensor) -> tuple[Any, ...]:
     """What the code of a step may ask of a tensor without reading its values. Called with interception off."""
-    return (
-        type(tensor),
-        tensor.shape,
-        tensor.stride(),
-        tensor.dtype,
-        tensor.device,
-        tensor.is_conj(),
-        tensor.is_neg(),
-    )
+    try:
+        return (
+            type(tensor),
+            tensor.shape,
+            tensor.stride(),
+            tensor.dtype,
+            tensor.device,
+            tensor.is_conj(),
+            tensor.is_neg(),
+        )
+    except RuntimeError:  # one that is not dense has no strides, or no shape
+        check_layouts([tensor], ["an argument"])
+        raise
 
 
 def key_of_thread() -> tuple[Any, ...]:

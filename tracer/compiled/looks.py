@@ -11,6 +11,7 @@ import torch
 
 from ops_registry.torch_private import TensorGuards
 from tracer.compiled.key import hooks_of, key_of_tensor
+from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached
 
@@ -63,6 +64,7 @@ class Look:
         self._reached = None
 
     def _take(self, reached: Reached) -> Reached:
+        check_layouts(reached.tensors, reached.names)  # torch's guards end the process there
         self._reached = reached
         self._guards = TensorGuards(*reached.tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None)
         hooked = self._leaf_hooks

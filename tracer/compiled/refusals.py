@@ -17,7 +17,7 @@ from ops_registry.errors import GlassgradError
 from ops_registry.sites import is_users, user_frame
 from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, TensorBase, is_functional
 from tracer.backprop.api import backward, grad
-from tracer.compiled.layouts import Layouts
+from tracer.compiled.memory_order import MemoryOrder
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
 from tracer.node import tensors_in
@@ -57,10 +57,10 @@ _GRAD_CODES = frozenset({_GRAD_PROPERTY.fget.__code__, _GRAD_PROPERTY.fset.__cod
 class Watch(TorchFunctionMode):
     """Sees every call of the step while it is captured: refuses those that read values, and notes whether ``.grad`` is looked at."""
 
-    def __init__(self, inputs: frozenset[int], layouts: Layouts) -> None:
+    def __init__(self, inputs: frozenset[int], order: MemoryOrder) -> None:
         super().__init__()
         self._inputs = inputs
-        self._layouts = layouts
+        self._order = order
         #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
         self.looked_at_grad = False
         #: Whether it has asked where in its memory a tensor begins.
@@ -102,7 +102,7 @@ class Watch(TorchFunctionMode):
                 f"{qualified(func)} got a tensor of shape {tuple(stranger.shape)} that requires grad and is neither an argument of the "
                 f"step nor in a module that it is known to reach, {users_line()}: {_STRANGER}"
             )
-        with self._layouts.kept(func, args, kwargs):
+        with self._order.kept(func, args, kwargs):
             return func(*args, **kwargs)
 
     def _refuse_memory(self, name: str, args: tuple[Any, ...], frame: FrameType) -> None:
@@ -155,10 +155,10 @@ def _line_in(trace: TracebackType | None) -> str:
 
 
 @contextmanager
-def refusing(inputs: Sequence[torch.Tensor], layouts: Layouts) -> Iterator[Watch]:
+def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Watch]:
     """While the step is captured: what no graph can hold raises ``CaptureError``.
 
-    ``inputs`` come from outside of it. ``layouts`` learns which calls write in place.
+    ``inputs`` come from outside of it. ``order`` learns which calls write in place.
     """
 
     def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -168,7 +168,7 @@ def refusing(inputs: Sequence[torch.Tensor], layouts: Layouts) -> Iterator[Watch
         )
 
     handle = register_optimizer_step_pre_hook(refuse)
-    watch, drawn = Watch(frozenset(map(id, inputs)), layouts), _python_randomness()
+    watch, drawn = Watch(frozenset(map(id, inputs)), order), _python_randomness()
     try:
         with watch:
             yield watch
@@ -201,12 +201,19 @@ def refusing(inputs: Sequence[torch.Tensor], layouts: Layouts) -> Iterator[Watch
             f"step, or run the step eagerly."
         ) from error
     except RuntimeError as error:
-        if isinstance(error, GlassgradError) or "functionaliz" not in str(error):
+        if not isinstance(error, GlassgradError) and "functionaliz" in str(error):
+            raise CaptureError(
+                f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements "
+                f"share (expand, unfold), or takes a tensor from an object that the step is not known to reach. Write into a clone, or pass "
+                f"the tensor as an argument; torch says: {_first_line(error)}"
+            ) from error
+        call = _torchs_call(error)
+        if call is None:
             raise
         raise CaptureError(
-            f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements share "
-            f"(expand, unfold), or takes a tensor from an object that the step is not known to reach. Write into a clone, or pass the "
-            f"tensor as an argument; torch says: {str(error).splitlines()[0]}"
+            f"{call} raises in a step that is captured, {_line_in(error.__traceback__)}: {_first_line(error)}. If the "
+            f"eager step raises it as well, mend it there. If not, the call reads values, and there are none in a capture: give it "
+            f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
         ) from error
     finally:
         handle.remove()
@@ -224,6 +231,24 @@ def _put_python_randomness(drawn: tuple[Any, ...]) -> None:
 
         kind, keys, *others = rest
         np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *others))
+
+
+def _first_line(error: RuntimeError) -> str:
+    return str(error).partition("\n")[0].rstrip(".")
+
+
+def _torchs_call(error: RuntimeError) -> str | None:
+    """The call of the step out of which torch raised; None where the step's own code raised, or we did."""
+    if type(error) not in (RuntimeError, NotImplementedError):
+        return None
+    call, trace = None, error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is Watch.__torch_function__.__code__:
+            call = qualified(trace.tb_frame.f_locals["func"])
+        elif is_users(trace.tb_frame):
+            call = None
+        trace = trace.tb_next
+    return call
 
 
 def _python_randomness() -> tuple[Any, ...]:

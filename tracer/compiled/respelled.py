@@ -28,6 +28,9 @@ class Respelled(TorchDispatchMode):
             return _dropout(*args[:2])
         if func is _aten.bernoulli.p and _is_unwritten(args[0]):
             return _aten.bernoulli_.float(torch.empty_like(args[0]), *args[1:], **(kwargs or {}))
+        if func is _aten.view_as_real.default and args[0].is_conj():
+            # What was written through a conjugated view comes here with torch's lazy conjugation still on it.
+            return func(args[0].resolve_conj())
         return func(*args, **(kwargs or {}))
 
 

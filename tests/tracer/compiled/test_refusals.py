@@ -69,6 +69,26 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "boolean index": (lambda loss, x: x[x > 0], "shape depends on values"),
     "unique": (lambda loss, x: x.unique(), "shape depends on values"),
     "masked_select": (lambda loss, x: x.masked_select(x > 0), "shape depends on values"),
+    "sizes in a tensor": (
+        lambda loss, x: x.tensor_split(torch.tensor([1, 2])),
+        r"Tensor\.tensor_split raises in a step that is captured, at .*test_refusals\.py",
+    ),
+    "sparse": (lambda loss, x: x.to_sparse().to_dense(), r"_to_sparse.* not dense \(torch\.sparse_coo\), at .*py"),
+    "sparse, tracked": (lambda loss, x: (x * loss).to_sparse().to_dense(), r"not dense \(torch\.sparse_coo\), at .*py"),
+    "sparse constructor": (
+        lambda loss, x: torch.sparse_coo_tensor(torch.zeros(1, 4, dtype=torch.long), model(x)[0, :1].expand(4), (3,)),
+        r"not dense \(torch\.sparse_coo\), at .*py",
+    ),
+    "sparse gradient": (
+        lambda loss, x: F.embedding(torch.tensor([0]), model[0].weight, sparse=True).sum().backward(),
+        r"not dense \(torch\.sparse_coo\)",
+    ),
+    "CSR constructor": (
+        lambda loss, x: torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), x[0, :1], (1, 1)),
+        "sparse_csr_tensor raises in a step that is captured",
+    ),
+    "MKL-DNN": (lambda loss, x: x.to_mkldnn(), "to_mkldnn raises in a step that is captured"),
+    "nested": (lambda loss, x: torch.nested.nested_tensor([x]), "cannot tell the result of a call without running it"),
     "optimiser": (steps, r"SGD\.step\(\)"),
     "closed-over tracked tensor": (lambda loss, x: (x * loose).sum(), "loose, .* closed over and in no module"),
     "closed-over native leaf": (
@@ -129,6 +149,53 @@ def test_a_write_into_shared_memory_is_refused() -> None:
         tracer.compile(step, backend="replay")(x, x.view(5, 4))
 
 
+SPARSE: dict[str, torch.Tensor] = {
+    "COO": torch.eye(4).to_sparse(),
+    "CSR": torch.eye(4).to_sparse_csr(),
+    "nested": torch.nested.nested_tensor([torch.ones(3), torch.ones(2)]),
+}
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_an_argument_that_is_not_dense_is_refused(kind: str) -> None:
+    with pytest.raises(tracer.CaptureError, match="not dense"):
+        tracer.compile(lambda x, y: model(x).sum().backward(), backend="replay")(torch.randn(5, 4), SPARSE[kind])
+
+
+@pytest.mark.parametrize("kind", SPARSE)
+def test_a_buffer_that_is_not_dense_is_refused(kind: str) -> None:
+    layer = nn.track(torch.nn.Linear(4, 4))
+    layer.register_buffer("graph", SPARSE[kind])
+    compiled = tracer.compile(lambda x: layer(x).sum().backward(), backend="replay")
+    for _ in range(2):
+        with pytest.raises(tracer.CaptureError, match=r"layer\.graph is a tensor that is not dense"):
+            compiled(torch.randn(5, 4))
+
+
+def test_a_lazy_module_is_refused_until_it_was_called() -> None:
+    layer = nn.track(torch.nn.LazyLinear(3))
+    compiled = tracer.compile(lambda x: layer(x).sum().backward(), backend="replay")
+    with pytest.raises(tracer.CaptureError, match=r"layer\.weight is a parameter or buffer of a lazy module"):
+        compiled(torch.randn(5, 4))
+    layer(torch.randn(5, 4))
+    compiled(torch.randn(5, 4))
+    assert layer.weight.grad is not None
+
+
+def test_errors_of_the_step_itself_come_through() -> None:
+    def step(x: torch.Tensor) -> None:
+        def hook(grad: torch.Tensor) -> None:
+            raise RuntimeError("the gradient is odd")
+
+        loss = model(x).sum()
+        loss.register_hook(hook)
+        loss.backward()
+
+    with pytest.raises(RuntimeError, match="the gradient is odd") as raised:
+        tracer.compile(step, backend="replay")(torch.randn(5, 4))
+    assert type(raised.value) is RuntimeError
+
+
 def test_an_argument_with_a_history_is_refused() -> None:
     with pytest.raises(tracer.CaptureError, match="has a history"):
         tracer.compile(lambda h: h.sum().backward(), backend="replay")(model(torch.randn(5, 4)))
@@ -149,3 +216,15 @@ def test_a_result_of_a_compiled_step_has_no_history_to_go_back_through() -> None
     model.zero_grad()
     with pytest.raises(tracer.SecondDerivativeError, match="ended with the step"):
         (loss + 0 * loose.sum()).backward()
+
+
+def test_a_graph_that_inductor_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Broken:
+        def compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+            raise NotImplementedError("no kernel for it")
+
+    monkeypatch.setattr("tracer.compiled.backends.inductor", Broken)
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="inductor")
+    with pytest.raises(tracer.CaptureError, match=r"no kernel for it\)\. .*backend='replay'"):
+        compiled(torch.randn(5, 4))
+    assert all(parameter.grad is None for parameter in model.parameters())

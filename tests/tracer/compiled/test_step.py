@@ -52,3 +52,21 @@ def test_gradients_add_to_those_that_are_there() -> None:
         compiled(x, y)
         train_step(twin)(x, y)
     assert_same_gradients(model, twin)
+
+
+def test_what_is_written_through_a_conjugated_view_is_read_again() -> None:
+    def write(whole: bool) -> Callable[[torch.Tensor], tuple[torch.Tensor, ...]]:
+        def step(z: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            view = z.conj()
+            (view if whole else view[1:]).mul_(2 + 1j)
+            return view.real * 1, view.imag * 1, z.imag * 1, view.contiguous(), torch.view_as_real(z) * 1
+
+        return step
+
+    z = torch.randn(3, 4, dtype=torch.complex128)
+    for step in (write(True), write(False)):
+        compiled = tracer.compile(step, backend="replay")
+        for values in (z, z + 1):
+            ours, theirs = compiled(values.clone()), step(values.clone())
+            for a, b in zip(ours, theirs, strict=True):
+                torch.testing.assert_close(a, b)

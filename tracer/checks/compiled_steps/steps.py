@@ -45,7 +45,7 @@ class Step:
             if isinstance(leaf, torch.Tensor) and id(leaf) not in made:
                 copied = twin(leaf)
                 if other and leaf.layout is torch.strided:
-                    _change(copied)
+                    copied = changed(copied)
                 able = can_have_gradient(leaf) and leaf.requires_grad
                 made[id(leaf)] = tracked_leaf(copied, True) if able else copied
         return [made[id(leaf)] for leaf in self.sample.leaves if isinstance(leaf, torch.Tensor)]
@@ -72,12 +72,11 @@ class Joined:
         return [tensor for step in self.steps for tensor in step.inputs(other)]
 
 
-def _change(tensor: torch.Tensor) -> None:
-    """The values in another order, so that they stay in the domain of the operator; one alone is made smaller."""
+def changed(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its values in another order, so that they stay in the domain of the operator; one alone is made smaller."""
     if tensor.numel() > 1:
-        tensor.copy_(tensor.clone().roll(1))
-    elif can_have_gradient(tensor):
-        tensor.mul_(0.75)
+        return tensor.copy_(tensor.clone().roll(1))
+    return tensor.mul_(0.75) if can_have_gradient(tensor) else tensor
 
 
 def cotangent_of(result: torch.Tensor) -> torch.Tensor:
