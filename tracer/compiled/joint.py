@@ -119,7 +119,7 @@ class _Forward:
                 self.parts.append(Part("value", leaf))
                 continue
             tracked = type(leaf) is Tensor
-            history = tracked and leaf._node is not None
+            history = _node_of(leaf) is not None
             key = storage_key(leaf)
             if id(leaf) in given:
                 self.parts.append(Part("input", given[id(leaf)]))
@@ -135,7 +135,7 @@ class _Forward:
         """A view of an input is made again of the real one at each call, so that it is a view of that."""
         base = self.tensors[position]
         plain = base.dtype is leaf.dtype and base.is_conj() == leaf.is_conj() and base.is_neg() == leaf.is_neg()
-        if not plain or (history and not _only_our_views(leaf._node, _node_of(base))):
+        if not plain or (history and not _only_our_views(_node_of(leaf), _node_of(base))):
             raise CaptureError(
                 f"the module returns a view of {name_at(self.names, position)}, of shape {tuple(leaf.shape)}, that was made in a way that "
                 f"cannot be repeated outside of the graph (a replaced rule, a hook, another dtype, a write). Return a clone of it."

@@ -61,7 +61,7 @@ def compile_module(
         return compile_module, (module, modules, backend, dynamic, check)
 
     body = {"__call__": call, "explain": explain, "__reduce_ex__": reduce, "_orig_mod": module, "__module__": __name__}
-    kind = type(base)(f"Compiled{base.__name__}", (base,), body)
+    kind: Any = type(f"Compiled{base.__name__}", (base,), body)
     twin: torch.nn.Module = object.__new__(kind)
     object.__setattr__(twin, "__dict__", vars(module))
     calls = _Calls(types.MethodType(base.__call__, twin), twin, modules, backend, dynamic, check)
@@ -98,7 +98,7 @@ class _Calls(CompiledStep):
             checked_module_call(graph, lambda: self._step(*args, **kwargs), tensors)
         return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
 
-    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> ModuleGraph:  # type: ignore[override]
+    def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> ModuleGraph:
         given = names_of_arguments(self._module.forward, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
         return make_module_graph(

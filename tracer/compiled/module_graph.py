@@ -227,7 +227,10 @@ class ModuleNode(OpaqueNode):
         return self._once(found, grads) if recorded else found
 
     def _result(self, index: int) -> Node | None:
-        return self if self.outputs is None else (ref := self.outputs[index]) and ref()
+        if self.outputs is None:
+            return self
+        reference = self.outputs[index]
+        return None if reference is None else reference()
 
     def _once(self, found: list[Any], grads: list[Any]) -> list[Any]:
         """Gradients that can be had, and not be differentiated."""
