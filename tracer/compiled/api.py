@@ -13,23 +13,31 @@ from tracer.compiled.step import CompiledStep
 
 
 def compile(
-    step: Callable[..., Any] | None = None,
+    step: Callable[..., Any] | torch.nn.Module | None = None,
     *,
     modules: Iterable[torch.nn.Module] | torch.nn.Module | None = None,
     backend: Backend = None,
     dynamic: bool = False,
     check: bool = False,
 ) -> Any:
-    """``step``, captured once for each kind of call, and from then on run as one graph of ATen ops, forward and backward.
+    """``step``, a function or a module, captured once for each kind of call, and from then on run as a graph of ATen ops.
 
-    ``step(*args, **kwargs)`` calls ``loss.backward()``, or returns gradients. A call of the result fills ``.grad`` of the real leaves, adds
-    where there is one, writes what the step writes (buffers, arguments), and returns what it returned; results cannot be gone back
-    through, since their history ended with the step. Also a decorator, with or without options.
+    **A step**: ``step(*args, **kwargs)`` calls ``loss.backward()``, or returns gradients. A call of the result fills ``.grad`` of the real
+    leaves, adds where there is one, writes what the step writes (buffers, arguments), and returns what it returned; results cannot be
+    gone back through, since their history ended with the step. Also a decorator, with or without options.
 
     ``modules``: those that the step reaches in no way that can be seen; its closure, its globals, the ``self`` of a bound step, partials,
     containers and module arguments are looked through. ``backend``: ``"inductor"``, ``"replay"`` (the graph itself, no compiler), or a
     function of a ``torch.fx.GraphModule`` and example inputs that returns what runs it; None is inductor where a C++ compiler is found.
     ``check``: the first call of each graph is compared with the eager step (``CompiledStepError``).
+
+    **A module** in place of a step gives a module, for use inside of a larger step that stays eager: an object with the very state of the
+    given one, of a subclass of its class, whose call runs a forward graph and leaves one node in the user's graph. ``loss.backward()``, or
+    whatever starts a backward pass, then runs a backward graph that was made of our rules, those of ``use`` blocks around the call among
+    them. Torch's partitioner decides what is saved for it and what is computed again. Hooks on parameters and arguments, accumulation,
+    ``retain_graph`` and saved-tensor hooks are the user's as ever. A backend of the user's gets both graphs. Its gradients can be
+    differentiated once: ``create_graph=True`` gives them, and going back through them raises ``SecondDerivativeError``. Inside of
+    transforms, other captures and anomaly mode the module itself runs. ``compiled._orig_mod`` is the module.
 
     Random numbers: a replayed graph takes those of torch's generator in the order of the eager step, so equal seeds give equal masks.
     Inductor draws its own, seeded from that generator.

@@ -204,8 +204,8 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
         if not isinstance(error, GlassgradError) and "functionaliz" in str(error):
             raise CaptureError(
                 f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements "
-                f"share (expand, unfold), or takes a tensor from an object that the step is not known to reach. Write into a clone, or pass "
-                f"the tensor as an argument; torch says: {_first_line(error)}"
+                f"share (expand, unfold), or takes a tensor from an object that the step is not known to reach. Write into a clone, or "
+                f"pass the tensor as an argument; torch says: {_first_line(error)}"
             ) from error
         call = _torchs_call(error)
         if call is None:

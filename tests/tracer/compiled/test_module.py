@@ -63,6 +63,17 @@ def test_arguments_by_keyword_and_by_value() -> None:
     assert len(compiled.explain().rows) == 2
 
 
+def test_arguments_in_nests_get_their_gradients() -> None:
+    compiled, eager = twins(Called(lambda m, batch: m.linear(batch["x"][0]) * batch["y"]))
+    found = []
+    for module in (compiled, eager):
+        x, y = (tracer.tensor(X * scale, requires_grad=True) for scale in (1.0, 2.0))
+        loss_of(module({"x": [x * 1], "y": y})).backward()
+        found.append((x.grad, y.grad))
+    for a, b in zip(*found, strict=True):
+        torch.testing.assert_close(a, b)
+
+
 def test_copies_have_parameters_and_graphs_of_their_own() -> None:
     compiled, _ = twins(torch.nn.Sequential(torch.nn.Linear(3, 3)))
     kept = compiled(X).detach()
