@@ -193,3 +193,19 @@ def test_an_audit_names_the_calls_of_a_stock_network_that_a_scope_left_out(capsy
     example.main()
     shown = capsys.readouterr().out
     assert "in transformer.h.1.mlp.act" in shown and shown.count("no complaint") == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "backend", "tolerance"),
+    [
+        ("resnet", "replay", 1e-6), ("vit", "replay", 1e-5), ("bert", "replay", 1e-6), ("gpt2", "replay", 1e-6),
+        ("vit", "inductor", 1e-4), ("gpt2", "inductor", 1e-4),
+    ],
+)  # fmt: skip
+def test_a_stock_network_trains_by_compiled_steps_with_the_losses_of_eager_ones(
+    network: str, backend: str, tolerance: float
+) -> None:
+    eager, compiled = load_example("compiled_training").train(network, backend)
+    assert len(eager) == 50 and eager[-1] < eager[0] - 0.3
+    assert compiled == pytest.approx(eager, rel=tolerance)
