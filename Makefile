@@ -26,6 +26,7 @@ check: lint
 bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/per_op.py
 	$(BIN)/python benchmarks/eager_paths.py
+	$(BIN)/python benchmarks/compiled_step.py
 	$(BIN)/python benchmarks/lanes.py
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/networks.py

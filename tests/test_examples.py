@@ -268,3 +268,19 @@ def test_the_example_that_asks_stock_networks_runs(asking: ModuleType, capsys: p
     shown = capsys.readouterr().out
     assert shown.count("were foretold") == 3 and shown.count("is born in") == 3 and shown.count("    cut: by") == 6
     assert "in transformer.h.0" in shown and shown.count(" calls, ") == len(asking.STEPS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("network", "backend", "tolerance"),
+    [
+        ("resnet", "replay", 1e-6), ("vit", "replay", 1e-5), ("bert", "replay", 1e-6), ("gpt2", "replay", 1e-6),
+        ("vit", "inductor", 1e-4), ("gpt2", "inductor", 1e-4),
+    ],
+)  # fmt: skip
+def test_a_stock_network_trains_by_compiled_steps_with_the_losses_of_eager_ones(
+    network: str, backend: str, tolerance: float
+) -> None:
+    eager, compiled = load_example("compiled_training").train(network, backend)
+    assert len(eager) == 50 and eager[-1] < eager[0] - 0.3
+    assert compiled == pytest.approx(eager, rel=tolerance)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import shutil
 from collections.abc import Callable, Sequence
@@ -40,6 +41,7 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
     chosen = default_backend() if backend is None else backend
     if chosen == "replay":
         return Replay(graph)
+    graph = _reshaping(graph)
     with DisableTorchFunctionSubclass(), torch.no_grad():
         if chosen != "inductor":
             return chosen(graph, inputs)  # type: ignore[operator]
@@ -51,6 +53,16 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
                 f"torch's inductor could not compile the graph of the step ({reason}). The same graph runs without a "
                 f"compiler: backend='replay'. Or keep the call that inductor names out of the step."
             ) from error
+
+
+def _reshaping(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
+    """A copy for compilers, which may lay out what comes before a view in another way: a view that copies where it has to."""
+    graph = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    for node in graph.graph.nodes:
+        if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
+            node.target = torch.ops.aten.reshape.default
+    graph.recompile()
+    return graph
 
 
 def _options(inputs: list[torch.Tensor]) -> dict[str, Any]:

@@ -21,6 +21,8 @@ def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.
     """The same graph, simpler, and which of its inputs are left. The results at ``own`` share their memory with nothing."""
     graph = module.graph
     for node in graph.nodes:
+        if node.target is _aten.cat.default:
+            _leave_out_nothing(node)
         same = _same_as(node)
         if same is not None:
             node.replace_all_uses_with(same)
@@ -48,6 +50,24 @@ def _same_as(node: torch.fx.Node) -> Any:
     if node.target is _aten.copy.default and same_geometry(node.args[1].meta["val"], node.meta["val"]):  # type: ignore[union-attr]
         return node.args[1]
     return None
+
+
+def _is_nothing(tensor: torch.Tensor) -> bool:
+    return tensor.dim() == 1 and type(tensor.shape[0]) is int and tensor.shape[0] == 0
+
+
+def _leave_out_nothing(cat: torch.fx.Node) -> None:
+    """Take tensors of shape ``(0,)`` out of what is joined: torch joins them to anything, and compilers lay out the result anew."""
+    joined: Any = cat.args[0]
+    result = cat.meta["val"]
+    kept = [part for part in joined if not _is_nothing(part.meta["val"])]
+    if len(kept) == len(joined) or not kept or any(part.meta["val"].dtype != result.dtype for part in kept):
+        return
+    if len(kept) > 1:
+        cat.args = (kept, *cat.args[1:])
+    elif result.is_contiguous():
+        cat.target, cat.args = _aten.clone.default, (kept[0],)
+        cat.kwargs = {"memory_format": torch.contiguous_format}
 
 
 def _is_unwritten_like(argument: Any, node: torch.fx.Node) -> bool:

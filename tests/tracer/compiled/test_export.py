@@ -58,3 +58,15 @@ def test_it_runs_and_gives_gradients_then_results() -> None:
     layer(x).square().sum().backward()
     torch.testing.assert_close(results[0], layer.weight.grad)
     torch.testing.assert_close(results[1], layer.bias.grad)
+
+
+def test_tensors_without_elements_are_not_joined() -> None:
+    """Caches of keys begin so; inductor would lay out the result in another way than the views of it were captured for."""
+    layer = nn.track(torch.nn.Linear(4, 4))
+
+    def step(x: torch.Tensor) -> None:
+        torch.cat([torch.tensor([]), layer(x).t()], -1).view(-1).square().sum().backward()
+
+    graph = tracer.export_graph(step, torch.randn(3, 4)).graph
+    assert not [node for node in graph.nodes if node.target is torch.ops.aten.cat.default]
+    tracer.compile(step, backend="replay", check=True)(torch.randn(3, 4))
