@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import nn
 import ops_registry
@@ -121,9 +123,41 @@ def differences(rank: int) -> dict[str, Any]:
         **{program.__name__: difference(program, rank) for program in SAME},
         **{program.__name__: distance(program, rank) for program in JOINED},
         **{fault.__name__: fault(rank) for fault in FAULTS},
+        "losses_of_the_demo": losses_of_the_demo(rank),
     }
 
 
 def differences_of_four(rank: int) -> dict[str, str]:
     """``difference`` for some of them, in four processes."""
     return {program.__name__: difference(program, rank) for program in OF_FOUR}
+
+
+# ---------------------------------------------------------------------- the demo
+def losses_of_the_demo(rank: int) -> dict[str, float]:
+    """How far the losses of 200 steps in two processes are from those of one on the joined batch.
+
+    Batch norm by its running statistics and without dropout: both depend on what a process sees beside each example.
+    """
+    from train_digits import BATCH, DigitNet, load
+
+    data = load()
+    torch.manual_seed(0)
+    alone = nn.track(DigitNet().eval())
+    wrapped = nn.parallel.DistributedDataParallel(copy.deepcopy(alone))
+    optimisers = [torch.optim.SGD(m.parameters(), lr=0.05, momentum=0.9) for m in (alone, wrapped)]
+    order = torch.Generator().manual_seed(0)
+    worst, first, last = 0.0, 0.0, 0.0
+    for step in range(200):
+        rows = torch.randint(len(data.train_images), (BATCH,), generator=order)
+        losses = []
+        for module, part, optimiser in zip((alone, wrapped), (rows, rows.chunk(2)[rank]), optimisers, strict=True):
+            loss = torch.nn.functional.cross_entropy(module(data.train_images[part]), data.train_digits[part])
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+            losses.append(loss.detach().as_subclass(torch.Tensor))
+        dist.all_reduce(losses[1])
+        worst = max(worst, (losses[0] - losses[1] / 2).abs().item())
+        last = losses[0].item()
+        first = first if step else last
+    return {"worst": worst, "first": first, "last": last}
