@@ -40,6 +40,11 @@ def test_two_processes_are_as_good_as_one_on_the_joined_batch(two: list[dict[str
     assert max(rank[program.__name__] for rank in two) < 1e-6
 
 
+def test_200_steps_of_the_demo_have_the_losses_of_one_process(two: list[dict[str, Any]]) -> None:
+    found = two[0]["losses_of_the_demo"]
+    assert found["worst"] < 1e-5 and found["last"] < found["first"] / 2
+
+
 @pytest.mark.parametrize(
     ("fault", "named"),
     [
