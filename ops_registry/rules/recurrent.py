@@ -117,7 +117,16 @@ def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, rever
         result, saved = lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse)
     elif len(saved) == 1:
         return onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, *saved)
-    output, (i_f, g, o, cells) = result[0], saved
+    grad_steps, grad_h, grad_c, grad_w_hr = lstm_gates(grad, h, c, w_hh, w_hr, saved, sizes, reverse, needs)
+    grad_x = torch.cat(grad_steps)
+    del grad_steps  # they take as much memory again
+    h_before = states_before(result[0], h, sizes, reverse)
+    return *input_and_weight_grads(grad_x, grad_x, input, h_before, w_ih, needs), grad_h, grad_c, grad_w_hr
+
+
+def lstm_gates(grad, h, c, w_hh, w_hr, saved, sizes, reverse, needs):
+    """The gradients of x + W h at each step, of h and c before the first, and of w_hr. What it computes on the way goes with its return."""
+    i_f, g, o, cells = saved
     i, f = i_f.chunk(2, -1)
     m = cells.tanh()
     # dh'/dc', and dh'/do and dc'/d(i, f, g) with respect to the arguments of the gates' sigmoids and tanh.
@@ -138,10 +147,8 @@ def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, rever
         grad_h = replace_first_rows(grad_h, grad_x @ w_hh)
         grad_c = replace_first_rows(grad_c, step_c * forget)
         grad_steps.append(grad_x)
-    grad_x = torch.cat(in_order(grad_steps, not reverse))
     grad_w_hr = torch.cat(in_order(grad_outputs, not reverse)).t() @ (o * m) if needs.w_hr else None
-    h_before = states_before(output, h, sizes, reverse)
-    return *input_and_weight_grads(grad_x, grad_x, input, h_before, w_ih, needs), grad_h, grad_c, grad_w_hr
+    return in_order(grad_steps, not reverse), grad_h, grad_c, grad_w_hr
 
 
 # A GRU: h' = n + z (h - n), n = tanh(x_n + r h_n), with h_n of W h + b and the sigmoids r, z of x + W h + b.
@@ -167,8 +174,14 @@ def gru_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result
     if recorded():
         (output, *_), again = gru_forward(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse)
         r_z, n, h_n = again.values()
-    r, z = r_z.chunk(2, -1)
     h_before = states_before(output, h, sizes, reverse)
+    grad_ih, grad_hh, grad_h = gru_gates(grad, h, h_before, w_hh, r_z, n, h_n, sizes, reverse)
+    return *input_and_weight_grads(grad_ih, grad_hh, input, h_before, w_ih, needs), grad_h
+
+
+def gru_gates(grad, h, h_before, w_hh, r_z, n, h_n, sizes, reverse):
+    """The gradients of W_ih x + b_ih and of W_hh h + b_hh at all steps, and of h before the first."""
+    r, z = r_z.chunk(2, -1)
     slope_n = (1 - z) * (1 - n * n)
     slope_gates = torch.stack((slope_n * h_n * r * (1 - r), (h_before - n) * z * (1 - z), slope_n * r, slope_n), 1)
     size = h.shape[-1]
@@ -180,8 +193,7 @@ def gru_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result
         grad_h = replace_first_rows(grad_h, torch.addmm(step_h * update, grad_gates[:, : 3 * size], w_hh))
         grad_steps.append(grad_gates)
     grad_r_z, grad_h_n, grad_x_n = torch.cat(in_order(grad_steps, not reverse)).split((2 * size, size, size), 1)
-    grad_ih, grad_hh = torch.cat((grad_r_z, grad_x_n), 1), torch.cat((grad_r_z, grad_h_n), 1)
-    return *input_and_weight_grads(grad_ih, grad_hh, input, h_before, w_ih, needs), grad_h
+    return torch.cat((grad_r_z, grad_x_n), 1), torch.cat((grad_r_z, grad_h_n), 1), grad_h
 
 
 def run_layer(step, input, state, weights, sizes, reverse):
