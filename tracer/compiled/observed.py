@@ -44,6 +44,8 @@ _ENGINE = frozenset(
 #: Parts of torch that users patch and whose objects users hold.
 _TORCH_LAYERS = ("torch.nn.", "torch.functional")
 _TORCH_OBJECTS = ("torch.distributions.",)
+#: What runs around each layer, and is nobody's to patch.
+_AROUND_LAYERS = frozenset({"torch.nn.modules.module", "torch.nn.modules.container", "torch.nn.parameter"})
 #: What of the standard library is as good as C: it reads clocks and files for its own ends.
 _QUIET = frozenset(
     {"logging", "warnings", "linecache", "tokenize", "traceback", "inspect", "threading", "contextlib", "dataclasses", "typing", "abc",
@@ -183,18 +185,25 @@ class Observer:
                 return
 
     # ---------------------------------------------------------------- the profile function
-    def __call__(self, frame: types.FrameType, event: str, arg: Any) -> None:
-        """Called by Python at each call and return."""
-        code = frame.f_code
-        whose = self._whose.get(id(code))
-        if whose is None:
-            whose = self._note(frame)
+    def profile(self) -> Callable[[types.FrameType, str, Any], None]:
+        """What Python calls at each call and return: nearly all of them are the engine's."""
+        whose_of, look = self._whose.get, self._look
+
+        def profile(frame: types.FrameType, event: str, arg: Any) -> None:
+            whose = whose_of(id(frame.f_code))
+            if whose is None or whose > _LAYERS:
+                look(frame, event, arg, whose)
+
+        return profile
+
+    def _look(self, frame: types.FrameType, event: str, arg: Any, whose: int | None) -> None:
+        whose = self._note(frame) if whose is None else whose
         if whose <= _LAYERS:
             return
         if event == "call" or event == "return":
             if whose == _REFUSED:
                 if event == "call" and _asked_by_others(frame):
-                    self._refuse(_REFUSED_CODE[id(code)])
+                    self._refuse(_REFUSED_CODE[id(frame.f_code)])
             elif whose == _OTHERS or _asked_by_others(frame):
                 self._note_code(frame)
                 self._note_objects(frame)
@@ -277,7 +286,7 @@ def _whose_is(frame: types.FrameType) -> int:
     if package in _ENGINE:
         if module.startswith(_TORCH_OBJECTS):
             return _OTHERS
-        return _LAYERS if module.startswith(_TORCH_LAYERS) else _ENGINES
+        return _LAYERS if module.startswith(_TORCH_LAYERS) and module not in _AROUND_LAYERS else _ENGINES
     if package in _QUIET:
         return _ENGINES
     return _STANDARD if package in sys.stdlib_module_names and module != "__main__" else _OTHERS
@@ -312,7 +321,7 @@ def run_observed(call: Callable[[], Any], observer: Observer) -> Any:
     Raises ``CaptureError`` for a call that fails after it did what no graph can do.
     """
     before = sys.getprofile()
-    sys.setprofile(observer)
+    sys.setprofile(observer.profile())
     try:
         return call()
     except Exception as error:
