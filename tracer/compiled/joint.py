@@ -21,7 +21,8 @@ from tracer.compiled.graphs import checked_capture, name_at
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
 from tracer.errors import CaptureError, InPlaceError
-from tracer.node import CallNode, Leaf, Node
+from tracer.node import CallNode, Leaf, Node, Output
+from tracer.recording.views import WriteBan, write_ban
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _aten = torch.ops.aten
@@ -39,8 +40,8 @@ class Part:
     history: bool = False
     #: Of a view: size, strides, and the offset from that of the tensor.
     place: tuple[Any, ...] = ()
-    #: It shares its memory with another result.
-    shared: bool = False
+    #: Why it may not be written into.
+    ban: WriteBan | None = None
 
 
 @dataclass
@@ -129,7 +130,8 @@ class _Forward:
                 if id(leaf) not in places:
                     places[id(leaf)] = len(self.own)
                     self.own.append(leaf)
-                self.parts.append(Part("result", places[id(leaf)], tracked, history, shared=keys.count(key) > 1))
+                ban = WriteBan.OF_A_COMPILED_MODULE if keys.count(key) > 1 else None
+                self.parts.append(Part("result", places[id(leaf)], tracked, history, ban=ban))
 
     def _view(self, leaf: torch.Tensor, position: int, tracked: bool, history: bool) -> Part:
         """A view of an input is made again of the real one at each call, so that it is a view of that."""
@@ -141,7 +143,7 @@ class _Forward:
                 f"cannot be repeated outside of the graph (a replaced rule, a hook, another dtype, a write). Return a clone of it."
             )
         place = leaf.shape, leaf.stride(), leaf.storage_offset() - base.storage_offset()
-        return Part("view", position, tracked, history, place)
+        return Part("view", position, tracked, history, place, write_ban(leaf))
 
 
 def _node_of(tensor: torch.Tensor) -> Node | None:
@@ -151,6 +153,8 @@ def _node_of(tensor: torch.Tensor) -> Node | None:
 def _only_our_views(node: Node | None, end: Node | None) -> bool:
     """Whether a history leads to ``end`` through calls that have our own rules, and no hooks, alone."""
     while node is not end:
+        if isinstance(node, Output) and node.extras is None:
+            (node,) = node.parents
         if not isinstance(node, CallNode) or node.extras is not None or len(node.parents) != 1:
             return False
         if any(not (f.function.__module__ or "").startswith("ops_registry") for f in node.plan.formulas()):

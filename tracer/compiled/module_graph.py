@@ -31,7 +31,7 @@ from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode
 from tracer.recording.parents import any_node
 from tracer.recording.saved import inference_error, pack_saved, release, saved_values
-from tracer.recording.views import WriteBan, ban_writes
+from tracer.recording.views import ban_writes
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
 
@@ -98,13 +98,14 @@ class ModuleGraph:
             del values
             if self.halves.backward is not None:
                 self._record(results, saved, offered[: len(tensors)], originals, hooks)
-            shared = [part for part in joint.parts if part.shared]
-            for part in shared:
-                ban_writes(results[part.at], WriteBan.OF_A_COMPILED_MODULE)
             for part in joint.parts:
                 if part.kind == "result" and part.tracked and type(results[part.at]) is not Tensor:
                     become_tracked(results[part.at])
-        return joint.rebuild([_leaf(part, results, originals) for part in joint.parts])
+        leaves = [_leaf(part, results, originals) for part in joint.parts]
+        for part, leaf in zip(joint.parts, leaves, strict=True):
+            if part.ban is not None:
+                ban_writes(leaf, part.ban)
+        return joint.rebuild(leaves)
 
     def replayed(self) -> ModuleGraph:
         """The same graphs, run call by call."""

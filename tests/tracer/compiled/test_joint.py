@@ -74,6 +74,7 @@ FORWARDS: dict[str, Callable[..., Any]] = {
     "its argument": lambda m, x: (x, m.linear(x)),
     "a view of its argument": lambda m, x: (x.t(), m.linear(x)),
     "nothing but a view": lambda m, x: x[:, 1:].unsqueeze(0),
+    "pieces of its argument": lambda m, x: (*x.chunk(2), m.linear(x).unbind(1)),
     "a detached view": lambda m, x: (x.detach()[0], m.linear(x)),
     "a parameter": lambda m, x: m.linear.weight,
     "a view of a parameter": lambda m, x: m.linear.weight[0] * 1 + m.linear.bias[1:2],
@@ -173,6 +174,13 @@ def test_results_that_share_memory_are_not_to_be_written(which: int) -> None:
     results = compiled(X)
     with pytest.raises(InPlaceError, match="shares its memory with another result of a compiled module"):
         results[which].mul_(2)
+
+
+def test_pieces_of_an_argument_are_not_to_be_written_as_eagerly() -> None:
+    compiled, eager = twins(Called(lambda m, x: x.chunk(2)))
+    for module in (compiled, eager):
+        with pytest.raises(InPlaceError, match="one of several views"):
+            module(tracer.tensor(X, requires_grad=True) * 1)[0].mul_(2)
 
 
 def branches(module: Any, x: torch.Tensor) -> Any:
