@@ -375,6 +375,10 @@ def inductor() -> Any:
     return importlib.import_module("torch._inductor")
 
 
+#: The class of ``torch.ops.aten.add.Tensor`` and its like.
+OpOverload: Any = torch._ops.OpOverload
+
+
 def bare_op(overload: Any) -> Callable[..., Any]:
     """What an overload of ``torch.ops`` calls, in C++: a quarter of the time of a call on small tensors is spent on the way there."""
     return overload._op

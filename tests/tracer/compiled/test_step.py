@@ -52,3 +52,21 @@ def test_gradients_add_to_those_that_are_there() -> None:
         compiled(x, y)
         train_step(twin)(x, y)
     assert_same_gradients(model, twin)
+
+
+def test_a_backend_may_lay_out_what_comes_before_a_view_anew() -> None:
+    """It gets a view that copies where it has to; the graph that is exported has the views of the step."""
+    model = mlp()
+    targets = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        targets.update(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    def step(x: torch.Tensor) -> None:
+        model(x).view(-1).square().sum().backward()
+
+    tracer.compile(step, backend=backend, check=True)(torch.randn(5, 4))
+    assert torch.ops.aten.view.default not in targets and torch.ops.aten.reshape.default in targets
+    exported = tracer.export_graph(step, torch.randn(5, 4)).graph
+    assert torch.ops.aten.view.default in {node.target for node in exported.nodes}
