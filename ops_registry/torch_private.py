@@ -468,6 +468,10 @@ def sources_of_sizes(name: str, dims: int) -> tuple[Any, list[Any]]:
     return tensor, [known.TensorPropertySource(tensor, kind, dim) for kind in kinds for dim in range(dims)]
 
 
+#: The class of ``torch.ops.aten.add.Tensor`` and its like.
+OpOverload: Any = torch._ops.OpOverload
+
+
 def bare_op(overload: Any) -> Callable[..., Any]:
     """What an overload of ``torch.ops`` calls, in C++: a quarter of the time of a call on small tensors is spent on the way there."""
     return overload._op

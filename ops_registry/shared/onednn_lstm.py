@@ -25,6 +25,7 @@ onednn_lstm: Any = torch.ops.glassgrad.onednn_lstm.default
 #: Of those, the results and their gradients: gradients of input, both weights, either bias, h and c.
 onednn_lstm_backward: Any = torch.ops.glassgrad.onednn_lstm_backward.default
 
+_kernel: Any = torch.mkldnn_rnn_layer
 _backward_kernel: Any = torch.ops.aten.mkldnn_rnn_layer_backward.default
 #: What the kernel is told of: an LSTM.
 _LSTM = 2
@@ -36,7 +37,7 @@ def _run(*arguments: Any) -> tuple[torch.Tensor, ...]:
     # It reads its arguments as if they were contiguous, whatever their strides.
     tensors = [tensor.contiguous() for tensor in tensors]
     with torch.enable_grad():
-        results: tuple[torch.Tensor, ...] = torch.mkldnn_rnn_layer(
+        results: tuple[torch.Tensor, ...] = _kernel(
             *tensors, reverse, [], _LSTM, tensors[-1].shape[-1], 1, True, False, False, True
         )
     return results

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import bare_op
+from ops_registry.torch_private import OpOverload, bare_op
 from tracer.compiled.written_again import written_again
 
 #: How a call of an op begins in the code that fx writes.
@@ -24,8 +24,8 @@ class Replay:
         graph = written_again(copy.deepcopy(module.graph))
         code = graph.python_code("self")
         # By name alone, an op takes a quarter less time to call than as an attribute of torch.ops.aten.
-        ops = {str(node.target): bare_op(node.target) for node in graph.nodes if _is_op(node.target)}
-        text = _CALL.sub(lambda found: f"{_name(found[1])}(", code.src)
+        ops = {str(node.target): bare_op(node.target) for node in graph.nodes if isinstance(node.target, OpOverload)}
+        text = _CALL.sub(lambda found: f"{_name(found[1])}(" if found[1] in ops else found[0], code.src)
         names = {**code.globals, **{_name(op): call for op, call in ops.items()}}
         compiled: CodeType = compile(text, "<a replayed step>", "exec")
         exec(compiled, names)
@@ -36,10 +36,6 @@ class Replay:
         """The results of the graph."""
         results: Sequence[Any] = self._forward(self._module, *inputs)
         return results
-
-
-def _is_op(target: Any) -> bool:
-    return isinstance(target, torch._ops.OpOverload)
 
 
 def _name(op: str) -> str:

@@ -70,3 +70,21 @@ def test_what_is_written_through_a_conjugated_view_is_read_again() -> None:
             ours, theirs = compiled(values.clone()), step(values.clone())
             for a, b in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(a, b)
+
+
+def test_a_backend_may_lay_out_what_comes_before_a_view_anew() -> None:
+    """It gets a view that copies where it has to; the graph that is exported has the views of the step."""
+    model = mlp()
+    targets = set()
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
+        targets.update(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    def step(x: torch.Tensor) -> None:
+        model(x).view(-1).square().sum().backward()
+
+    tracer.compile(step, backend=backend, check=True)(torch.randn(5, 4))
+    assert torch.ops.aten.view.default not in targets and torch.ops.aten.reshape.default in targets
+    exported = tracer.export_graph(step, torch.randn(5, 4)).graph
+    assert torch.ops.aten.view.default in {node.target for node in exported.nodes}
