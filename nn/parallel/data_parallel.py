@@ -120,6 +120,14 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.reducer.register_hook(state, hook)
         self._comm_hooks.append((hook, state))
 
+    def exchange(self) -> None:
+        """Put the mean over all processes in the place of every ``.grad``, as ``backward`` through the wrapper does by itself.
+
+        For gradients that came past it: of a compiled step (``tracer.compile``) that calls ``wrapped.module``. Raises ``ExchangeError``
+        where a parameter has no ``.grad``.
+        """
+        self.reducer.exchange()
+
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 

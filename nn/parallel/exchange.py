@@ -21,16 +21,22 @@ import torch.distributed as dist
 
 from nn.errors import ExchangeError
 from nn.parallel.buckets import Bucket, GradBucket, assign, views_of
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from nn.parallel.faults import (
+    RESTART,
+    check_gradient,
+    comes_late,
+    in_a_capture,
+    named,
+    nothing_to_exchange,
+    without_gradient,
+)
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, is_functional
 from tracer.backprop.accumulate import own
 from tracer.backprop.progress import Progress, in_progress
 from tracer.errors import UnsupportedError
 from tracer.node import Leaf, OpaqueNode, next_serial
 
 _GRAD: Any = TensorBase.grad
-
-#: What to do in a process that is no longer in step with the others.
-RESTART = "End all processes and start them again from the last checkpoint (torchrun does both), or wrap the module anew in all of them."
 
 
 class Exchange:
@@ -96,6 +102,7 @@ class Exchange:
     def prepare_for_forward(self) -> None:
         """A forward pass begins that wants its gradients exchanged."""
         self._check_reducer_finalized()
+        self._refuse_capture()
         for name, p in self._frozen:
             if p.requires_grad:
                 raise ExchangeError(
@@ -103,6 +110,12 @@ class Exchange:
                     f"exchanged. Wrap the module by DistributedDataParallel again."
                 )
         self._began = next_serial()
+
+    def _refuse_capture(self) -> None:
+        with DisableTorchFunctionSubclass():
+            captured = is_functional(self.parameters[0])
+        if captured:
+            raise in_a_capture()
 
     def prepare_for_backward(self, _: Iterable[torch.Tensor]) -> None:
         """The forward pass has come through: the next backward pass exchanges its gradients."""
@@ -147,10 +160,11 @@ class Exchange:
         number = self._numbers[id(tensor)]
         if not (self._armed or self._open):
             if in_progress()[0].task == self._closed_in:
-                raise self._comes_late(number)
+                raise comes_late(self.names[number])
             if not self._goes_through_last_forward():
                 return False
-        self._check_reducer_finalized()
+        if self._failed is not None:
+            self._check_reducer_finalized()
         if sweep.create_graph:
             raise UnsupportedError(
                 f"backward(create_graph=True) reached the parameter {self.names[number]} of a module in DistributedDataParallel: the means "
@@ -161,10 +175,10 @@ class Exchange:
             self._begin(sweep)
         bucket, place = self._places[number]
         if bucket.work is not None:
-            raise self._comes_late(number)
+            raise comes_late(self.names[number])
         count = self._counts[number] = self._counts[number] + 1
         if buffer and buffer[0] is not None:
-            self._check(number, bucket, buffer[0])
+            check_gradient(self.names[number], buffer[0], bucket.flat)
             with DisableTorchFunctionSubclass():
                 held = bucket.gradients[place]
                 bucket.gradients[place] = own(buffer, tensor) if held is None else held.add_(buffer.pop())
@@ -175,36 +189,22 @@ class Exchange:
             self._leave()
         return True
 
-    def _comes_late(self, number: int) -> ExchangeError:
-        return ExchangeError(
-            f"the parameter {self.names[number]} got one more gradient in the same backward pass, after its bucket had left. Where it is "
-            f"used in more than one checkpointed stretch, pass static_graph=True, or use_reentrant=False to the checkpoint."
-        )
-
     def _goes_through_last_forward(self) -> bool:
         """Whether a backward pass goes once more through the latest forward pass: its gradients too are to be exchanged."""
         first, last = self._span
         return any(first < node.serial < last for sweep in in_progress() for node in sweep.order)
 
-    def _check(self, number: int, bucket: Bucket, gradient: torch.Tensor) -> None:
-        if gradient.layout is not torch.strided:
-            raise UnsupportedError(
-                f"the parameter {self.names[number]} of a module in DistributedDataParallel got a gradient of layout {gradient.layout}: "
-                f"only dense ones are exchanged. Use sparse=False, or gradient.to_dense() in a hook on the parameter."
-            )
-        if gradient.dtype is not bucket.flat.dtype or gradient.device != bucket.flat.device:
-            raise ExchangeError(
-                f"the parameter {self.names[number]} got a gradient of {gradient.dtype} on {gradient.device}, and its bucket was made for "
-                f"{bucket.flat.dtype} on {bucket.flat.device}: convert or move the module before it is wrapped."
-            )
-
-    def _begin(self, sweep: Progress) -> None:
+    def _open_pass(self) -> None:
         self._open = True
         self._next = 0
         self._counts = [0] * len(self.parameters)
         #: Arrivals of this pass, and the parameters that it will not come to.
         self._arrivals: list[int] = []
         self._absent: set[int] = set()
+
+    def _begin(self, sweep: Progress) -> None:
+        self._refuse_capture()
+        self._open_pass()
         if self._static:
             self._absent = {number for number, times in enumerate(self._expected) if not times}
         elif self._find_unused and len(in_progress()) == 1 and not any(isinstance(n, OpaqueNode) for n in sweep.order):
@@ -286,12 +286,30 @@ class Exchange:
             results = [self._result(bucket) for bucket in self.buckets]
             for future in self._futures:
                 future.wait()
-            everywhere = None if used is None else self._wait_for_used(*used)
+            everywhere = self._used_by_any if used is None else self._wait_for_used(*used)
             with DisableTorchFunctionSubclass():
                 for bucket, result in zip(self.buckets, results, strict=True):
                     self._write(bucket, result, everywhere)
         self._close()
         return True
+
+    def exchange(self) -> None:
+        """Put the means over all processes in the place of what ``.grad`` holds, wherever it came from."""
+        self._check_reducer_finalized()
+        with DisableTorchFunctionSubclass():
+            missing = [n for n, p in zip(self.names, self.parameters, strict=True) if _GRAD.__get__(p) is None]
+        if missing or in_progress():
+            raise nothing_to_exchange(missing)
+        with torch.no_grad():
+            self._open_pass()
+            for bucket in self.buckets:
+                bucket.missing = 0
+            self._leave()
+            results = [self._result(bucket) for bucket in self.buckets]
+            with DisableTorchFunctionSubclass():
+                for bucket, result in zip(self.buckets, results, strict=True):
+                    self._write(bucket, result, None)
+        self._close()
 
     def _complete(self) -> None:
         """What is to be done at the end of a pass in which some bucket has not left."""
@@ -308,18 +326,8 @@ class Exchange:
 
     def _refuse_missing(self) -> None:
         missing = [self.names[n] for n, times in enumerate(self._counts) if times < self._expected[n]]
-        named = ", ".join(missing[:10]) + (f" and {len(missing) - 10} more" if len(missing) > 10 else "")
-        self._failed = f"its last backward pass brought no gradient to {named}"
-        remedy = (
-            "static_graph=True holds for graphs that are the same in every step: leave it out"
-            if self._static
-            else "Use every parameter in the loss, freeze those that are not to be trained (requires_grad_(False)) before the module is "
-            "wrapped, or pass find_unused_parameters=True"
-        )
-        raise ExchangeError(
-            f"in DistributedDataParallel {len(missing)} of {len(self.names)} parameters got no gradient in this backward pass: {named}. "
-            f"The other processes wait for them. {remedy}."
-        )
+        self._failed = f"its last backward pass brought no gradient to {named(missing)}"
+        raise without_gradient(missing, len(self.names), self._static)
 
     def _used(self) -> tuple[torch.Tensor, dist.Work] | None:
         """The exchange of which parameters were used at all, where that is not known."""
@@ -366,7 +374,6 @@ class Exchange:
         """Write the means into ``.grad``. A parameter that no process has used keeps what it has."""
         if result is None:
             return
-        everywhere = self._used_by_any if everywhere is None else everywhere
         views = bucket.sent_views if result is bucket.sent else views_of(result, bucket.parameters)
         into: list[torch.Tensor] = []
         means: list[torch.Tensor] = []
@@ -396,7 +403,7 @@ class Exchange:
         for bucket in self.buckets:
             bucket.clear()
         self._open = self._armed = self._counting = False
-        self._closed_in = in_progress()[0].task
+        self._closed_in = in_progress()[0].task if in_progress() else -1
         self._divisor = None
         self._futures = []
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import nn
 import ops_registry
+import tracer
 from support.parallel_training import OF_FOUR, SAME, SMALL, Forked, Program, batch, difference, network, state
 
 
@@ -60,7 +61,27 @@ def with_a_penalty_on_the_gradient(wrap: Any, rank: int) -> list[torch.Tensor]:
     return state(wrapped)
 
 
-JOINED: tuple[Program, ...] = (by_parts, accumulated_by_parts, with_a_replaced_rule, with_a_penalty_on_the_gradient)
+def of_a_compiled_step(wrap: Any, rank: int) -> list[torch.Tensor]:
+    """Captured as a graph, the exchange after it."""
+    wrapped = wrap(network())
+    optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1)
+    module = getattr(wrapped, "module", wrapped)
+    step = tracer.compile(lambda x: module(x).pow(2).mean().backward(), backend="replay")
+    for number in range(4):
+        optimiser.zero_grad()
+        step(joined(rank, number))
+        getattr(wrapped, "exchange", lambda: None)()
+        optimiser.step()
+    return state(wrapped)
+
+
+JOINED: tuple[Program, ...] = (
+    of_a_compiled_step,
+    by_parts,
+    accumulated_by_parts,
+    with_a_replaced_rule,
+    with_a_penalty_on_the_gradient,
+)
 
 
 def distance(program: Program, rank: int) -> float:

@@ -363,3 +363,23 @@ def test_no_warning_of_ours_is_given() -> None:
         warnings.simplefilter("error")
         wrapped = DistributedDataParallel(network())
         wrapped(batch(0, 0)).sum().backward()
+
+
+# ---------------------------------------------------------------------- a compiled step
+def test_a_compiled_step_that_calls_the_wrapper_is_refused_by_name() -> None:
+    wrapped = DistributedDataParallel(network())
+    step = tracer.compile(lambda x: wrapped(x).sum().backward(), backend="replay")
+    with pytest.raises(tracer.CaptureError, match=r"wrapped\.exchange\(\)"):
+        step(batch(0, 0))
+    wrapped(batch(0, 0)).sum().backward()
+    assert None not in gradients(wrapped)
+
+
+def test_an_exchange_asked_for_needs_every_gradient() -> None:
+    wrapped = DistributedDataParallel(network())
+    with pytest.raises(nn.ExchangeError, match=r"\.grad of 0\.weight is None"):
+        wrapped.exchange()
+    wrapped(batch(0, 0)).sum().backward()
+    wrapped.module[0].weight.register_hook(lambda gradient: wrapped.exchange())
+    with pytest.raises(nn.ExchangeError, match="inside of a backward pass"):
+        wrapped.module(batch(0, 0)).sum().backward()
