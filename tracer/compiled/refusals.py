@@ -37,6 +37,8 @@ _PLACE = {
 }
 #: A tensor as text.
 _TEXT = frozenset({"__repr__", "__format__"})
+#: torch's C++ reads a tensor of sizes or indices here without asking whether it has values: the process would end.
+_UNGUARDED = frozenset({"tensor_split"})
 _OURS = frozenset({"tracer", "ops_registry"})
 
 #: What starts a backward pass, as a tracked tensor answers it.
@@ -81,6 +83,11 @@ class Watch(TorchFunctionMode):
             raise CaptureError(
                 f"as_strided_() lays a tensor out anew in a step that is captured, {users_line()}, and a graph would not know its size any "
                 f"more. Use as_strided()."
+            )
+        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *(kwargs or {}).values()))):
+            raise CaptureError(
+                f"{qualified(func)} reads the values of a tensor of indices in a step that is captured, {users_line()}: there are none "
+                f"then, and the shapes of its results depend on them. Give it numbers."
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
             self._note_grad(sys._getframe(1))

@@ -69,9 +69,17 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "boolean index": (lambda loss, x: x[x > 0], "shape depends on values"),
     "unique": (lambda loss, x: x.unique(), "shape depends on values"),
     "masked_select": (lambda loss, x: x.masked_select(x > 0), "shape depends on values"),
-    "sizes in a tensor": (
+    "indices in a tensor": (
         lambda loss, x: x.tensor_split(torch.tensor([1, 2])),
-        r"Tensor\.tensor_split raises in a step that is captured, at .*test_refusals\.py",
+        r"Tensor\.tensor_split reads the values of a tensor of indices .*test_refusals\.py",
+    ),
+    "indices with gaps": (
+        lambda loss, x: torch.tensor_split(x, tensor_indices_or_sections=torch.tensor([1, 0, 2, 0])[::2]),
+        r"tensor_split reads the values of a tensor of indices .*test_refusals\.py",
+    ),
+    "indices, tracked": (
+        lambda loss, x: torch.tensor_split(x * loss, torch.tensor([1, 0, 2, 0])[::2]),
+        r"tensor_split reads the values of a tensor of indices .*test_refusals\.py",
     ),
     "sparse": (lambda loss, x: x.to_sparse().to_dense(), r"_to_sparse.* not dense \(torch\.sparse_coo\), at .*py"),
     "sparse, tracked": (lambda loss, x: (x * loss).to_sparse().to_dense(), r"not dense \(torch\.sparse_coo\), at .*py"),

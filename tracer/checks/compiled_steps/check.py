@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from tracer.checks.compiled_steps.steps import Given, Joined, Step, differ, given_by, unseeded
-from tracer.checks.conformance.operators import full_name, ways
+from tracer.checks.conformance.operators import Way, full_name, ways
 from tracer.checks.conformance.samples import OpSample
 from tracer.checks.op_database import OP_DB, listed_ops, samples_of
 from tracer.compiled.api import compile
@@ -87,26 +87,32 @@ def applies(op: Any, dtype: torch.dtype) -> bool:
 
 
 def check_op(job: Job) -> Outcome:
-    """Every sample of one operator."""
+    """Every sample of one operator, in every spelling where no compiler is asked."""
     began = time.perf_counter()
     outcome = Outcome(job.op)
     op = load()[job.op]
-    way = next(way for way in ways(op) if way.name == "function")
-    with warnings.catch_warnings(), unseeded(way.function):
-        warnings.simplefilter("ignore")
-        equal = []
-        for sample in _samples(op, job):
-            found = _eager(Step(way, sample), outcome)
-            # what a graph gives without a compiler, and whether it can be captured, is the same for every backend
-            if found is not None and _hold(found, "replay", outcome, sample.text):
-                equal.append(found)
-        if job.backend != "replay":
-            outcome.counts["equal"] -= len(equal)
-            for start in range(0, len(equal), TOGETHER):
-                _hold_together(equal[start : start + TOGETHER], job.backend, outcome)
+    samples = _samples(op, job)
+    for way in ways(op):
+        if way.name == "function" or job.backend == "replay":  # a compiler gets the same graph of every spelling
+            _check_spelling(way, samples, job.backend, outcome)
     outcome.counts += Counter()
     outcome.seconds = time.perf_counter() - began
     return outcome
+
+
+def _check_spelling(way: Way, samples: Sequence[OpSample], backend: str, outcome: Outcome) -> None:
+    with warnings.catch_warnings(), unseeded(way.function):
+        warnings.simplefilter("ignore")
+        equal = []
+        for sample in samples:
+            found = _eager(Step(way, sample), outcome)
+            # what a graph gives without a compiler, and whether it can be captured, is the same for every backend
+            if found is not None and _hold(found, "replay", outcome, f"{way.name}, {sample.text}"):
+                equal.append(found)
+        if backend != "replay":
+            outcome.counts["equal"] -= len(equal)
+            for start in range(0, len(equal), TOGETHER):
+                _hold_together(equal[start : start + TOGETHER], backend, outcome)
 
 
 def lost_op(job: Job, cause: str, seconds: float) -> Outcome:

@@ -1,9 +1,9 @@
 """``python -m tracer.checks.compiled_steps``: compiled steps over torch's operator database.
 
-Of every sample of every operator a step that runs the operator, and goes back through it where it can be differentiated, is compiled. It is
-called with the sample, with other values of the same shapes, where a number that was taken from the values of the first call would show,
-and with the sample again. Results, gradients and what the operator writes are held to the same step run eagerly with the same seed. Each
-sample is
+Of every sample of every operator, in every spelling, a step that runs the operator, and goes back through it where it can be
+differentiated, is compiled. It is called with the sample, with other values of the same shapes, where a number that was taken from the
+values of the first call would show, and with the sample again. Results, gradients and what the operator writes are held to the same step
+run eagerly with the same seed. Each sample is
 
 - *equal* to the eager step, each time;
 - *refused* by a ``CaptureError``, before anything is computed; or
@@ -11,8 +11,7 @@ sample is
 
 Anything else is a failure. ``--ops REGEX`` takes only operators in whose name it finds a match, ``--samples N`` at most N samples an
 operator (4 unless said; 0: all), ``--dtype``, ``--noncontiguous`` (every tensor with gaps in memory), ``--jobs N`` worker processes (0:
-none), ``--timeout S`` for one operator, ``--json FILE`` for everything that was found. The exit status is 1 when something fails that
-``known_gaps.json`` does not name, and when something on that list is equal.
+none), ``--timeout S`` for one operator, ``--json FILE`` for everything that was found. The exit status is 1 when something fails.
 """
 
 from __future__ import annotations
@@ -30,17 +29,10 @@ import torch
 from tracer.checks.compiled_steps.check import Job, Outcome, applies, check_op, load, lost_op
 from tracer.checks.workers import Work, run_all
 
-KNOWN_GAPS = Path(__file__).parent / "known_gaps.json"
 DTYPES = ("float64", "float32", "bfloat16", "float16", "complex128", "complex64", "int64", "int32", "uint8", "bool")
 
 
-def read_gaps(backend: str, dtype: str) -> dict[str, str]:
-    """What is known to fail, by operator, and why."""
-    entries = json.loads(KNOWN_GAPS.read_text())
-    return {e["op"]: e["reason"] for e in entries if e["backend"] == backend and dtype in e["dtypes"]}
-
-
-def report(outcomes: Iterable[Outcome], gaps: dict[str, str]) -> int:
+def report(outcomes: Iterable[Outcome]) -> int:
     """Print what was found; the exit status."""
     found = list(outcomes)
     counts = sum((outcome.counts for outcome in found), Counter[str]())
@@ -50,13 +42,10 @@ def report(outcomes: Iterable[Outcome], gaps: dict[str, str]) -> int:
     for outcome in found:
         if outcome.refused:
             print(f"  refused: {outcome.op} x{outcome.counts['refused']}: {outcome.refused[0][:200]}")
-    failed = {outcome.op: outcome.failure for outcome in found if outcome.failure}
-    for name, text in failed.items():
-        print(f"  {'known' if name in gaps else 'FAILED'}: {name}: {gaps.get(name, text)}")
-    closed = [outcome.op for outcome in found if outcome.op in gaps and outcome.counts["equal"] and not outcome.failure]
-    if closed:
-        print(f"These do not fail. Take them off the list of known gaps: {', '.join(closed)}")
-    return int(bool(closed) or any(name not in gaps for name in failed))
+    failed = [outcome for outcome in found if outcome.failure]
+    for outcome in failed:
+        print(f"  FAILED: {outcome.op} x{outcome.counts['failed']}: {outcome.failure}")
+    return int(bool(failed))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -85,4 +74,4 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(progress, file=sys.stderr, flush=True)
     if options.json is not None:
         options.json.write_text(json.dumps([vars(outcome) for outcome in outcomes], indent=1) + "\n")
-    return report(outcomes, read_gaps(options.backend, options.dtype))
+    return report(outcomes)

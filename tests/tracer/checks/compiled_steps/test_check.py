@@ -8,8 +8,8 @@ import warnings
 import pytest
 import torch
 
-from tracer.checks.compiled_steps.check import Job, Outcome, applies, check_op, load
-from tracer.checks.compiled_steps.command import read_gaps, report
+from tracer.checks.compiled_steps.check import Job, applies, check_op, load
+from tracer.checks.compiled_steps.command import report
 from tracer.checks.compiled_steps.steps import differ, unseeded
 
 
@@ -24,7 +24,7 @@ def test_every_sample_is_equal_or_refused_by_name(first_letters: str, capsys: py
         warnings.simplefilter("ignore")
         outcomes = [check_op(Job(name, samples=1)) for name in names(f"^{first_letters}")]
     assert sum(outcome.counts["equal"] for outcome in outcomes) > 30
-    assert report(outcomes, read_gaps("replay", "float64")) == 0, capsys.readouterr().out
+    assert report(outcomes) == 0, capsys.readouterr().out
 
 
 def test_a_wrong_step_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,15 +36,9 @@ def test_a_wrong_step_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda step, backend: lambda *tensors: [t * 2 for t in step(*tensors)],
     )
     outcome = check_op(Job("sin", samples=1))
-    assert outcome.counts["failed"] == 1
-    assert report([outcome], {}) == 1
-
-
-def test_a_known_gap_that_is_equal_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = check_op(Job("sin", samples=1))
-    assert isinstance(outcome, Outcome)
-    assert report([outcome], {"sin": "no reason"}) == 1
-    assert "Take them off" in capsys.readouterr().out
+    assert outcome.counts["failed"] > 0
+    assert not outcome.counts["equal"]
+    assert report([outcome]) == 1
 
 
 def test_operators_that_draw_are_called_without_the_seed_of_the_database() -> None:
