@@ -123,7 +123,8 @@ class Observer:
         #: Where it printed.
         self.printed: list[str] = []
         self._objects: dict[int, list[Any]] = {}
-        self._made: set[int] = set()
+        #: The ids of the objects that the step has made, and that live on.
+        self.made: set[int] = set()
         #: By the id of their object or code: namespaces as they were when they were met.
         self._before: dict[int, tuple[str, dict[str, Any], dict[str, Any]]] = {}
         #: By the id of code with free variables: what these held when it ran.
@@ -172,8 +173,10 @@ class Observer:
 
     def _drop_temporaries(self) -> None:
         objects = self._objects
-        for key in self._made:
-            objects.pop(key, None)
+        # A dictionary of constants is not known to the collector; those among locals are nearly always ``**kwargs``.
+        untracked = {key for key, (value, _, _) in objects.items() if not gc.is_tracked(value)}
+        for key in (self.made | untracked) & objects.keys():
+            del objects[key]
             self._before.pop(key, None)
         while True:
             count = len(objects)
@@ -233,8 +236,6 @@ class Observer:
             if not any(all(held.get(name) is value for name, value in other.items()) for other in known_closures):
                 known_closures.append(held)
         whole = names_in(code).computed and self._whose[id(code)] == _OTHERS
-        if code.co_name in ("__init__", "__new__", "__post_init__"):  # at work on what the step makes
-            self._made.update(map(id, list(frame.f_locals.values())[:1]))
         for variable, value in frame.f_locals.items():
             if isinstance(value, _CONSTANT) or _is_passive(value):
                 continue
@@ -321,6 +322,9 @@ def run_observed(call: Callable[[], Any], observer: Observer) -> Any:
     Raises ``CaptureError`` for a call that fails after it did what no graph can do.
     """
     before = sys.getprofile()
+    counts = not gc.get_freeze_count()
+    if counts:  # what is not frozen afterwards was made by the call
+        gc.freeze()
     sys.setprofile(observer.profile())
     try:
         return call()
@@ -332,6 +336,9 @@ def run_observed(call: Callable[[], Any], observer: Observer) -> Any:
         raise
     finally:
         sys.setprofile(None)
+        if counts:
+            observer.made = set(map(id, gc.get_objects()))
+            gc.unfreeze()
         enable = getattr(before, "enable", None)
         if enable is not None:  # cProfile's, which lies in C
             enable()
