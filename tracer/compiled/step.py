@@ -26,6 +26,8 @@ from tracer.tracked_tensor import Tensor
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
 #: So many graphs of one step are told of once.
 MANY = 9
+#: So many keys of calls lead to a graph at once; of others that symbolic sizes serve, the conditions are asked.
+REMEMBERED = 2000
 _ADVICE = {
     True: "Pass what changes as a tensor, and pad shapes to a few sizes",
     False: "Its graph is one for many sizes",
@@ -83,6 +85,8 @@ class CompiledStep:
         if graph is not None:
             return graph(tensors)
         graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
+        if graph.conditions is not None and len(self._graphs) > REMEMBERED:
+            self._graphs = {known: other for known, other in self._graphs.items() if other.conditions is None}
         self._graphs[key] = self._graphs[key, graph.looks(tensors)] = graph
         return checked_call(graph, lambda: self._step(*args, **kwargs), tensors) if self._check else graph(tensors)
 
