@@ -30,7 +30,7 @@ def compile(
     function of a ``torch.fx.GraphModule`` and example inputs that returns what runs it; None is inductor where a C++ compiler is found.
     ``check``: the first call of each graph is compared with the eager step (``CompiledStepError``), with symbolic sizes that of each size.
 
-    ``dynamic=True``: sizes of tensor arguments are symbols, but those of 0 and 1. What the step's code asks of them (a branch, ``range(n)``,
+    ``dynamic=True``: sizes of tensor arguments are symbols, but those of 0 and 1. What the code asks of them (a branch, ``range(n)``,
     ``float(n)``, equality with the size of a parameter) is a condition of the graph: a call that does not fulfil the conditions gets
     another graph. With False each shape gets a graph of its own; after eight that differ in sizes alone, the sizes that varied are symbols
     in the next one. Numbers among the arguments are keys by value all the same: code may do anything with them. So are the shapes of what
