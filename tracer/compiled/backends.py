@@ -37,4 +37,32 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
     if chosen == "replay":
         return graph.forward
     with DisableTorchFunctionSubclass(), torch.no_grad():
-        return inductor().compile(graph, inputs) if chosen == "inductor" else chosen(graph, inputs)  # type: ignore[operator]
+        if callable(chosen):
+            return chosen(graph, inputs)
+        places = _places_of_symbols(inputs)
+        return _given_symbols(graph, inputs, places) if places else inductor().compile(graph, inputs)
+
+
+def _places_of_symbols(inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """For each symbolic size, an input and a dimension that has it."""
+    found: dict[Any, tuple[int, int]] = {}
+    for position, tensor in enumerate(inputs):
+        for dim, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                found.setdefault(size.node.expr, (position, dim))
+    return list(found.values())
+
+
+def _given_symbols(graph: torch.fx.GraphModule, inputs: list[torch.Tensor], places: list[tuple[int, int]]) -> Run:
+    """Inductor's run of a graph of symbolic sizes. It wants each symbol as an input, in front, as torch.compile gives it."""
+    symbols: list[Any] = [inputs[position].shape[dim] for position, dim in places]
+    twin = torch.fx.Graph()
+    for number, symbol in enumerate(symbols):
+        twin.placeholder(f"size_{number}").meta["val"] = symbol
+    twin.output(twin.graph_copy(graph.graph, {}))
+    run = inductor().compile(torch.fx.GraphModule(graph, twin), [*symbols, *inputs])
+
+    def run_with_sizes(*given: torch.Tensor) -> Any:
+        return run(*[given[position].shape[dim] for position, dim in places], *given)
+
+    return run_with_sizes
