@@ -29,7 +29,13 @@ def compile(
     ``modules``: those that the step reaches in no way that can be seen; its closure, its globals, the ``self`` of a bound step, partials,
     containers and module arguments are looked through. ``backend``: ``"inductor"``, ``"replay"`` (the graph itself, no compiler), or a
     function of a ``torch.fx.GraphModule`` and example inputs that returns what runs it; None is inductor where a C++ compiler is found.
-    ``check``: the first call of each graph is compared with the eager step (``CompiledStepError``).
+    ``check``: the first call of each graph is compared with the eager step (``CompiledStepError``), with symbolic sizes that of each size.
+
+    ``dynamic=True``: sizes of tensor arguments are symbols, but those of 0 and 1. What the code asks of them (a branch, ``range(n)``,
+    ``float(n)``, equality with the size of a parameter) is a condition of the graph: a call that does not fulfil the conditions gets
+    another graph. With False each shape gets a graph of its own; after eight that differ in sizes alone, the sizes that varied are symbols
+    in the next one. Numbers among the arguments are keys by value all the same: code may do anything with them. So are the shapes of what
+    the step reaches.
 
     **A module** in place of a step gives a module, for use inside of a larger step that stays eager: an object with the very state of the
     given one, of a subclass of its class, whose call runs a forward graph and leaves one node in the user's graph. ``loss.backward()``, or
@@ -64,7 +70,8 @@ def export_graph(
 
     Its inputs are the tensors that the step reaches and its tensor arguments, those that it uses, named after what they are; its results
     gradients first, then what the step returned. ``node.meta["origin"]`` has the module, the line and, in backward, the rule of each call;
-    ``print_readable()`` shows them. Raises ``CaptureError`` as ``tracer.compile`` does.
+    ``print_readable()`` shows them. With ``dynamic`` the sizes of arguments are symbols, and ``graph.meta["conditions"]`` says what they
+    have to fulfil. Raises ``CaptureError`` as ``tracer.compile`` does.
     """
     given = [modules] if isinstance(modules, torch.nn.Module) else modules
     compiled = CompiledStep(step, given, "replay", dynamic, False)

@@ -46,7 +46,7 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
         if chosen != "inductor":
             return chosen(graph, inputs)  # type: ignore[operator]
         try:
-            return inductor().compile(graph, inputs, options=_options(inputs))
+            return _compiled(graph, inputs)
         except Exception as error:
             reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
             raise CaptureError(
@@ -72,3 +72,31 @@ def _options(inputs: list[torch.Tensor]) -> dict[str, Any]:
     them, and their gradients back: a ResNet-18 took 1.8 times as long.
     """
     return {} if any(tensor.device.type != "cpu" for tensor in inputs) else {"layout_optimization": False}
+
+
+def _places_of_symbols(inputs: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+    """For each symbolic size, an input and a dimension that has it."""
+    found: dict[Any, tuple[int, int]] = {}
+    for position, tensor in enumerate(inputs):
+        for dim, size in enumerate(tensor.shape):
+            if isinstance(size, torch.SymInt) and size.node.expr.is_symbol:
+                found.setdefault(size.node.expr, (position, dim))
+    return list(found.values())
+
+
+def _compiled(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Run:
+    """Inductor's run of a graph. It wants each symbolic size as an input, in front, as torch.compile gives it."""
+    places, options = _places_of_symbols(inputs), _options(inputs)
+    if not places:
+        return inductor().compile(graph, inputs, options=options)
+    symbols: list[Any] = [inputs[position].shape[dim] for position, dim in places]
+    twin = torch.fx.Graph()
+    for number, symbol in enumerate(symbols):
+        twin.placeholder(f"size_{number}").meta["val"] = symbol
+    twin.output(twin.graph_copy(graph.graph, {}))
+    run = inductor().compile(torch.fx.GraphModule(graph, twin), [*symbols, *inputs], options=options)
+
+    def run_with_sizes(*given: torch.Tensor) -> Any:
+        return run(*[given[position].shape[dim] for position, dim in places], *given)
+
+    return run_with_sizes

@@ -31,6 +31,8 @@ MANY = 9
 KEPT = 64
 LOOKS = 8
 ATTEMPTS = 6
+#: So many keys of calls lead to a graph at once; of others that symbolic sizes serve, the conditions are asked.
+REMEMBERED = 2000
 _ADVICE = {
     True: "Pass what changes as a tensor, and pad shapes to a few sizes",
     False: "Its graph is one for many sizes",
@@ -127,6 +129,8 @@ class CompiledStep:
                 key = look.state, *key[1:]
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
+            if graph.conditions is not None and len(self._graphs) > REMEMBERED:
+                self._graphs = {known: other for known, other in self._graphs.items() if other.conditions is None}
             self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
             return graph, tensors
         raise CaptureError(

@@ -99,6 +99,13 @@ def test_graphs_for_other_reasons_do_not_count_as_sizes() -> None:
     assert [row["symbolic"] for row in rows_of(compiled)] == [False] * 10
 
 
+def test_sizes_that_are_forgotten_are_served_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.compiled.step.REMEMBERED", 4)
+    compiled = assert_follows(lambda m, x: m(x).mean(), [*range(5, 15), *range(5, 15)])
+    assert [row["calls"] for row in rows_of(compiled)] == [20]
+    assert len(compiled._graphs) <= 6
+
+
 def test_no_and_one_row_have_graphs_of_their_own() -> None:
     compiled = assert_follows(lambda m, x: m(x).mean(), (5, 1, 0, 7, 1, 0, 2))
     assert [row["calls"] for row in rows_of(compiled)] == [3, 2, 2]
