@@ -34,6 +34,7 @@ bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/slowest_rules.py
+	$(BIN)/python benchmarks/data_parallel.py
 
 # One stamp a set of extras: what is installed already is not installed again.
 $(VENV)/%: pyproject.toml constraints.txt
