@@ -35,6 +35,7 @@ bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/scopes.py
 	$(BIN)/python benchmarks/reports.py
 	$(BIN)/python benchmarks/slowest_rules.py
+	$(BIN)/python benchmarks/data_parallel.py
 
 pages: $(VENV)/test
 	for page in README.md docs/*.md; do PYTHONPATH=tests $(BIN)/python -m support.pages $$page || exit 1; done
