@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import disable_modes
+from ops_registry.torch_private import count_dispatch_modes, disable_modes
 
 _ARGUMENTS = "Tensor input, Tensor w_ih, Tensor w_hh, Tensor b_ih, Tensor b_hh, Tensor h, Tensor c, bool reverse"
 _library = torch.library.Library("glassgrad", "FRAGMENT")
@@ -20,15 +20,24 @@ _library.define(
     f"onednn_lstm_backward({_ARGUMENTS}, Tensor output, Tensor end_h, Tensor end_c, Tensor grad_output, Tensor grad_h, Tensor grad_c, "
     f"Tensor workspace) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)"
 )
-#: Of ``input (T, N, I)``, weights, biases, first states and direction: outputs, last h, last c, and the workspace for backward.
-onednn_lstm: Any = torch.ops.glassgrad.onednn_lstm.default
-#: Of those, the results and their gradients: gradients of input, both weights, either bias, h and c.
-onednn_lstm_backward: Any = torch.ops.glassgrad.onednn_lstm_backward.default
+_op: Any = torch.ops.glassgrad.onednn_lstm.default
+_backward_op: Any = torch.ops.glassgrad.onednn_lstm_backward.default
 
 _kernel: Any = torch.mkldnn_rnn_layer
 _backward_kernel: Any = torch.ops.aten.mkldnn_rnn_layer_backward.default
 #: What the kernel is told of: an LSTM.
 _LSTM = 2
+
+
+def onednn_lstm(*arguments: Any) -> Any:
+    """Of ``input (T, N, I)``, weights, biases, first states and direction: outputs, last h, last c, and the workspace for backward."""
+    # An op that is written in Python takes long to reach, and nobody but a mode, that of a capture, sees that there is one.
+    return (_op if count_dispatch_modes() else _run)(*arguments)
+
+
+def onednn_lstm_backward(*arguments: Any) -> Any:
+    """Of those, the results and their gradients: gradients of input, both weights, either bias, h and c."""
+    return (_backward_op if count_dispatch_modes() else _run_backward)(*arguments)
 
 
 @torch.library.impl(_library, "onednn_lstm", "CPU")
