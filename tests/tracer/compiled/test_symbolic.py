@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
 from collections.abc import Callable, Iterator
@@ -242,3 +243,17 @@ def test_an_exported_graph_runs_at_every_size() -> None:
     (got,) = graph(*(inputs[node.name] for node in graph.graph.nodes if node.op == "placeholder"))
     torch.testing.assert_close(got, x.sum(0).expand(3, 4) / 27)
     assert "x.shape[1] == 4" in graph.meta["conditions"]
+
+
+@pytest.mark.slow
+def test_inductor_divides_by_sizes() -> None:
+    torch.manual_seed(0)
+    model = nn.track(torch.nn.Sequential(torch.nn.Conv2d(1, 2, 3), torch.nn.AdaptiveAvgPool2d(1)))
+    twin = copy.deepcopy(model)
+    compiled = tracer.compile(lambda x: model(x).square().mean().backward(), backend="inductor", dynamic=True)
+    for rows, height in ((5, 7), (6, 9), (9, 12)):
+        x = torch.randn(rows, 1, height, 8)
+        compiled(x)
+        twin(x).square().mean().backward()
+    torch.testing.assert_close(model[0].weight.grad, twin[0].weight.grad)
+    assert len(rows_of(compiled)) == 1
