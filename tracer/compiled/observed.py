@@ -92,10 +92,13 @@ class Seen:
         self.functions: dict[int, types.FunctionType] = {}
         #: By id: a name for it, and whether any of its attributes may be read.
         self.objects: dict[int, tuple[str, Any, bool]] = {}
+        #: Whether any attribute of an argument may be read.
+        self.whole_arguments = False
 
     def __le__(self, other: Seen) -> bool:
         return (
-            self.codes.keys() <= other.codes.keys()
+            self.whole_arguments <= other.whole_arguments
+            and self.codes.keys() <= other.codes.keys()
             and self.functions.keys() <= other.functions.keys()
             and all(
                 key in other.objects and (other.objects[key][2] or not whole)
@@ -107,6 +110,7 @@ class Seen:
         both = Seen()
         both.codes = other.codes | self.codes
         both.functions = other.functions | self.functions
+        both.whole_arguments = other.whole_arguments or self.whole_arguments
         both.objects = dict(other.objects)
         for key, (name, value, whole) in self.objects.items():
             both.objects[key] = name, value, whole or (key in other.objects and other.objects[key][2])

@@ -153,7 +153,10 @@ class Reached:
         for module in given:
             self._visit(module, type(module).__name__)
         for argument in arguments:
-            self._visit(argument, f"argument {getattr(argument, '__name__', type(argument).__name__)}")
+            name = f"argument {getattr(argument, '__name__', type(argument).__name__)}"
+            self._visit(argument, name)
+            if seen.whole_arguments and isinstance(getattr(argument, "__dict__", None), dict):
+                self._visit(vars(argument), f"all of {name}")
         self._visit(step, getattr(step, "__name__", "step"))
         for kind in (Tensor, torch.Tensor):
             self._visit_class(kind)
@@ -180,6 +183,7 @@ class Reached:
 
     def extend(self, seen: Seen) -> Seen | None:
         """Walk again with what a capture has met. Returns it if that leads to more than the first walk found: to be captured again."""
+        self._leave_out_arguments(seen)
         if seen <= self.seen:
             return None
         seen = seen | self.seen
@@ -189,6 +193,15 @@ class Reached:
             return seen
         self.extended = again
         return None
+
+    def _leave_out_arguments(self, seen: Seen) -> None:
+        """What the walk finds by itself is not kept: an argument is another object at the next call."""
+        _, _, arguments, _ = self._walked
+        given = set(map(id, arguments))
+        for key, (_, _, whole) in list(seen.objects.items()):
+            if key in self._visited and (not whole or key in given):
+                seen.whole_arguments |= whole
+                del seen.objects[key]
 
     def changes(self) -> str:
         """What is not as it was at the walk, in words; empty where all is."""
