@@ -196,7 +196,7 @@ class Reached:
 
     def _leave_out_arguments(self, seen: Seen) -> None:
         """What the walk finds by itself is not kept: an argument is another object at the next call."""
-        _, _, arguments, _ = self._walked
+        _, _, arguments, _, _ = self._walked
         given = set(map(id, arguments))
         for key, (_, _, whole) in list(seen.objects.items()):
             if key in self._visited and (not whole or key in given):
