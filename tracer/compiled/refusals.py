@@ -14,7 +14,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from ops_registry.sites import is_users, user_frame
-from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, TensorBase, is_functional
+from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
 from tracer.backprop.api import backward, grad
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
@@ -28,11 +28,8 @@ _MEMORY = frozenset(
      "storage", "untyped_storage", "_typed_storage"}
 )  # fmt: skip
 #: What an input of the graph may be at each call, and is not while the step is captured.
-_PLACE = {
-    torch.Tensor._version.__get__: "_version",
-    TensorBase._base.__get__: "_base",
-    torch.Tensor._is_view: "_is_view",
-}
+_TORCHS: Any = torch.Tensor
+_PLACE = {_TORCHS._version.__get__: "_version", _TORCHS._base.__get__: "_base", _TORCHS._is_view: "_is_view"}
 #: A tensor as text.
 _TEXT = frozenset({"__repr__", "__format__"})
 _OURS = frozenset({"tracer", "ops_registry"})
