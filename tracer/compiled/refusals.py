@@ -77,7 +77,7 @@ class Watch(TorchFunctionMode):
             self._refuse_place(_PLACE[func], sys._getframe(1))
         self.looked_at_offset |= name == "storage_offset"
         kwargs = kwargs or {}
-        if func in _BACKWARD and sys._getframe(1).f_globals.get("__name__", "").startswith("tracer.backprop"):
+        if func in _BACKWARD and _is_bridge(sys._getframe(1)):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
                 f"back to it: its gradient would be lost. Make it outside of the step, or track it (tracer.tensor, nn.track)."
@@ -115,6 +115,13 @@ class Watch(TorchFunctionMode):
         if frame.f_code in _GRAD_CODES and frame.f_back is not None:
             asks = frame.f_back.f_globals.get("__name__", "")
             self.looked_at_grad |= not asks.startswith("tracer.backprop")
+
+
+def _is_bridge(frame: FrameType | None) -> bool:
+    """Whether our backward pass has handed a gradient on to torch's: nearer than the step, it stands among torch's frames."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "") == "tracer.backprop.bridge"
 
 
 def _is_captured(value: Any) -> bool:
