@@ -246,9 +246,9 @@ class Observer:
             known = self._objects.get(id(value))
             if known is None:
                 self._objects[id(value)] = [value, f"{variable} in {code.co_name}", whole]
-                held = getattr(value, "__dict__", None)
-                if isinstance(held, dict) and not isinstance(value, types.ModuleType):
-                    self._before[id(value)] = variable, held, dict(held)
+                space = getattr(value, "__dict__", None)
+                if isinstance(space, dict) and not isinstance(value, types.ModuleType):
+                    self._before[id(value)] = variable, space, dict(space)
             elif whole:
                 known[2] = True
 

@@ -13,20 +13,21 @@ import ctypes
 import enum
 import functools
 import gc
-import random
 import sys
 import types
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ops_registry.torch_private import TensorBase, is_functional
 from tracer.compiled.code_names import names_in
+from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
+from tracer.compiled.telling import differences, last_name
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
 
@@ -43,6 +44,7 @@ _LIBRARIES = ("site-packages", "dist-packages")
 _MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 #: The most bytes of such memory that a call looks at.
 _BYTES = 1 << 16
+_REQUIRES_GRAD: Any = TensorBase.requires_grad
 #: What torch runs around every module, whichever it is.
 _GLOBAL_HOOKS = [
     held
@@ -76,33 +78,6 @@ def _is_library(module: str | None) -> bool:
 def _is_engines(kind: type) -> bool:
     """Whether objects of a class are torch's or ours, which a step reads through calls alone."""
     return _package(kind) in _ENGINE and kind.__module__ != "builtins" and "distributions" not in kind.__module__
-
-
-def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
-    """What differs between two lists of named values, in words."""
-    old, new = dict(before), dict(after)
-    found = []
-    for name in [*new, *(name for name in old if name not in new)]:
-        if name not in old:
-            found.append(f"{name} (new: {_told(new[name])})")
-        elif name not in new:
-            found.append(f"{name} (gone)")
-        elif old[name] != new[name] and not (_is_same(old[name]) and _is_same(new[name])):
-            found.append(f"{name} ({_told(old[name])} -> {_told(new[name])})")
-    return found
-
-
-def _is_same(fact: Any) -> bool:
-    """Whether it is the fact that a value was met before, which counts how much was."""
-    return isinstance(fact, tuple) and fact[:1] == ("same",)
-
-
-def _told(fact: Any) -> str:
-    """A value in words; a plain one comes with its type, which goes without saying."""
-    if isinstance(fact, tuple) and len(fact) == 2 and isinstance(fact[0], type):
-        fact = fact[1]
-    text = fact if isinstance(fact, str) else repr(fact)
-    return text if len(text) < 80 else f"{text[:77]}..."
 
 
 class Reached:
@@ -173,8 +148,8 @@ class Reached:
             if whole and isinstance(getattr(value, "__dict__", None), dict):
                 self._visit(vars(value), f"all of {name}")
         self._visit_objects()
-        known = self._read | self._variables
-        self.opaque += [(name, "an iterator") for name in self._iterators if _last_name(name) in known]
+        named = self._read | self._variables
+        self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -216,14 +191,14 @@ class Reached:
 
     def draws(self) -> str:
         """The name of a random generator of Python's or NumPy's that has drawn since the walk; empty where none has."""
-        return next((name for name, value, state in self._generators if repr(_state_of(value)) != repr(state)), "")
+        return next((name for name, value, state in self._generators if repr(state_of(value)) != repr(state)), "")
 
     def put_back(self) -> None:
         """Put everything back to what it was at the walk, in place."""
         if not self.unchanged():
             self.guards.put_back()
         for _, value, state in self._generators:
-            _put_state(value, state)
+            put_state(value, state)
 
     # ------------------------------------------------------------------ the walk
     def _visit(self, value: Any, name: str, module: bool = False) -> None:
@@ -360,7 +335,7 @@ class Reached:
             self.guards.names(tensor.__dict__, ("_node",))
         else:
             self.guards.length(tensor.__dict__)
-            if TensorBase.requires_grad.__get__(tensor) and tensor.is_leaf:
+            if _REQUIRES_GRAD.__get__(tensor) and tensor.is_leaf:
                 self.guards.leaf(tensor)
             return
         node = tensor._node
@@ -377,7 +352,7 @@ class Reached:
         state = vars(module)
         self.guards.whole(state)
         for kind in ("_parameters", "_buffers", "_modules"):
-            held = state[kind]
+            held: dict[str, Any] = state[kind]
             self.guards.whole(held)
             self.facts.append((f"{name}.{kind}", tuple(held)))
             for part, value in held.items():
@@ -415,9 +390,9 @@ class Reached:
         elif isinstance(value, collections.abc.Iterator):
             self.facts.append((name, ("object", id(value))))
             self._iterators.append(name)
-        elif _state_of(value) is not None:
+        elif state_of(value) is not None:
             self.facts.append((name, ("object", id(value))))
-            self._generators.append((name, value, _state_of(value)))
+            self._generators.append((name, value, state_of(value)))
         else:
             return False
         return True
@@ -428,7 +403,11 @@ class Reached:
 
     def _visit_object(self, value: Any, name: str) -> None:
         kind = type(value)
-        if isinstance(value, types.ModuleType | type) or not (_has_attributes(value) and not _is_engines(kind)):
+        if (
+            isinstance(value, types.ModuleType | type)
+            or _is_engines(kind)
+            or not (hasattr(value, "__dict__") or _slots(value))
+        ):
             self.facts.append((name, ("object", id(value))))
         else:
             self.facts.append((name, ("object", kind)))
@@ -468,9 +447,8 @@ class Reached:
 
     def _visit_attributes(self, name: str, value: Any, held: dict[str, Any], seen: set[str]) -> None:
         new = (self._read & held.keys()) - seen
-        closed = isinstance(value, types.ModuleType) and (
-            value.__name__.partition(".")[0] in _CLOSED or _is_library(value.__name__)
-        )
+        package = value.__name__.partition(".")[0] if isinstance(value, types.ModuleType) else ""
+        closed = bool(package) and (package in _CLOSED or _is_library(value.__name__))
         for attribute in sorted(new):
             if closed and not _is_followed(held[attribute]):
                 self._visit_patch(held, attribute, f"{name}.{attribute}")
@@ -480,7 +458,7 @@ class Reached:
         seen |= new
         if isinstance(value, types.ModuleType):
             return
-        for attribute in sorted((_slots(type(value)) & self._read) - seen):
+        for attribute in sorted((_slots(value) & self._read) - seen):
             seen.add(attribute)
             self.guards.slot(value, attribute)
             if hasattr(value, attribute):
@@ -499,22 +477,17 @@ class Reached:
                 self._note_identity(value, f"{kind.__name__}.{attribute}")
 
 
-def _last_name(name: str) -> str:
-    """The variable or the attribute in a name such as ``self.batches[0]``."""
-    return name.rpartition(".")[2].partition("[")[0].partition(" ")[0]
-
-
-def _has_attributes(value: Any) -> bool:
-    return isinstance(getattr(value, "__dict__", None), dict) or bool(_slots(type(value)))
+def _slots(value: Any) -> frozenset[str]:
+    """The attributes of an object that lie in no dictionary."""
+    return _slots_of(type(value))  # type: ignore[arg-type]
 
 
 @functools.lru_cache(maxsize=1024)
-def _slots(kind: type) -> frozenset[str]:
-    """The attributes of a class's objects that lie in no dictionary."""
+def _slots_of(kind: type) -> frozenset[str]:
     if is_closed(kind):
         return frozenset()
-    members = types.MemberDescriptorType
-    return frozenset(name for part in kind.__mro__ for name, value in vars(part).items() if isinstance(value, members))
+    everything = (item for part in kind.__mro__ for item in vars(part).items())
+    return frozenset(name for name, value in everything if isinstance(value, types.MemberDescriptorType))
 
 
 def _is_followed(value: Any) -> bool:
@@ -527,20 +500,3 @@ def _is_followed(value: Any) -> bool:
         or isinstance(value, types.FunctionType | types.ModuleType | type)
         or not (kind.__module__ == "builtins" or _is_engines(kind))
     )
-
-
-def _state_of(value: Any) -> Any:
-    """The state of a random generator of Python's or NumPy's, to be compared; None of anything else."""
-    if isinstance(value, random.Random):
-        return None if isinstance(value, random.SystemRandom) else value.getstate()
-    if type(value).__module__.startswith("numpy.random") and not isinstance(value, type):
-        bits = getattr(value, "bit_generator", getattr(value, "_bit_generator", None))
-        return None if bits is None else bits.state
-    return None
-
-
-def _put_state(value: Any, state: Any) -> None:
-    if isinstance(value, random.Random):
-        value.setstate(state)
-    else:
-        getattr(value, "bit_generator", getattr(value, "_bit_generator", None)).state = state

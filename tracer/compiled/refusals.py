@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry.errors import GlassgradError
 from ops_registry.sites import is_users, user_frame
-from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, TensorBase, is_functional
+from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
 from tracer.backprop.api import backward, grad
 from tracer.compiled.memory_order import MemoryOrder
 from tracer.errors import CaptureError, UnsupportedError
@@ -30,11 +30,8 @@ _MEMORY = frozenset(
      "storage", "untyped_storage", "_typed_storage"}
 )  # fmt: skip
 #: What an input of the graph may be at each call, and is not while the step is captured.
-_PLACE = {
-    torch.Tensor._version.__get__: "_version",
-    TensorBase._base.__get__: "_base",
-    torch.Tensor._is_view: "_is_view",
-}
+_TORCHS: Any = torch.Tensor
+_PLACE = {_TORCHS._version.__get__: "_version", _TORCHS._base.__get__: "_base", _TORCHS._is_view: "_is_view"}
 #: A tensor as text.
 _TEXT = frozenset({"__repr__", "__format__"})
 #: torch's C++ reads a tensor of sizes or indices here without asking whether it has values: the process would end.
@@ -95,7 +92,7 @@ class Watch(TorchFunctionMode):
             self._refuse_place(_PLACE[func], sys._getframe(1))
         self.looked_at_offset |= name == "storage_offset"
         kwargs = kwargs or {}
-        if func in _BACKWARD and sys._getframe(1).f_globals.get("__name__", "").startswith("tracer.backprop"):
+        if func in _BACKWARD and _is_bridge(sys._getframe(1)):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
                 f"back to it: its gradient would be lost. Make it outside of the step, or track it (tracer.tensor, nn.track)."
@@ -134,6 +131,13 @@ class Watch(TorchFunctionMode):
         if frame.f_code in _GRAD_CODES and frame.f_back is not None:
             asks = frame.f_back.f_globals.get("__name__", "")
             self.looked_at_grad |= not asks.startswith("tracer.backprop")
+
+
+def _is_bridge(frame: FrameType | None) -> bool:
+    """Whether our backward pass has handed a gradient on to torch's: nearer than the step, it stands among torch's frames."""
+    while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
+        frame = frame.f_back
+    return frame is not None and frame.f_globals.get("__name__", "") == "tracer.backprop.bridge"
 
 
 def _is_captured(value: Any) -> bool:

@@ -19,8 +19,9 @@ from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
-from tracer.compiled.reached import Reached, differences
+from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
+from tracer.compiled.telling import differences
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
@@ -76,6 +77,7 @@ class CompiledStep:
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], bool]:
         """The graph that a call takes, the tensors that it runs on, and whether it was captured for this call."""
         leaves: Sequence[Any]
+        spec: Any
         roots: tuple[Any, ...] = ()
         if not kwargs and _TENSORS.issuperset(map(type, args)):  # most calls: looking for nests in it would take 5 us
             leaves, spec = args, len(args)

@@ -224,6 +224,9 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, Any], Any], Any, str]] = {
     "version": (lambda out, a: out * a._version, torch.ones(3), "asks for _version"),
     "data replaced": (lambda out, a: setattr(a, "data", a * 2), torch.ones(3), "gives a other memory"),
     "transposed in place": (lambda out, a: a.t_(), torch.ones(3, 2), "another shape"),
+    "module made inside": (
+        lambda out, a: (torch.nn.Linear(3, 1)(out) + 1).sum().backward(), None, "comes into the step|makes a tensor that requires grad",
+    ),
     "parameter made inside": (
         lambda out, a: (out * torch.nn.Parameter(torch.ones(3))).sum().backward(), None, "comes into the step|requires grad",
     ),
