@@ -135,6 +135,8 @@ class Observer:
         self._closures: dict[int, list[dict[str, Any]]] = {}
         self._whose: dict[int, int] = {}
         self._kept: list[types.CodeType] = []
+        #: The outermost call of a handler of log records.
+        self._handler: types.FrameType | None = None
 
     def seen(self) -> Seen:
         """All that was met. Objects that only the step's own run has held are left out."""
@@ -205,7 +207,7 @@ class Observer:
 
     def _look(self, frame: types.FrameType, event: str, arg: Any, whose: int | None) -> None:
         whose = self._note(frame) if whose is None else whose
-        if whose <= _LAYERS:
+        if whose <= _LAYERS or self._is_in_a_log(frame, event):
             return
         if event == "call" or event == "return":
             if whose == _REFUSED:
@@ -216,6 +218,17 @@ class Observer:
                 self._note_objects(frame)
         elif event == "c_call":
             self._note_call(frame, whose, arg)
+
+    def _is_in_a_log(self, frame: types.FrameType, event: str) -> bool:
+        """Whether a handler of log records runs, which torch's own records come to as well: what it keeps is no part of the step."""
+        if self._handler is None:
+            caller = frame.f_back if event == "call" else None
+            if caller is None or caller.f_globals.get("__name__") != "logging":
+                return False
+            self._handler = frame
+        elif event == "return" and frame is self._handler:
+            self._handler = None
+        return True
 
     def _note(self, frame: types.FrameType) -> int:
         code = frame.f_code

@@ -332,7 +332,8 @@ class Reached:
             self.guards.names(tensor.__dict__, (attribute,))
             self._visit(value, f"{name}.{attribute}")
         if type(tensor) is Tensor:
-            self.guards.names(tensor.__dict__, ("_node",))
+            there = "_node" in tensor.__dict__
+            self.guards.names(tensor.__dict__, ("_node",) if there else (), () if there else ("_node",))
         else:
             self.guards.length(tensor.__dict__)
             if _REQUIRES_GRAD.__get__(tensor) and tensor.is_leaf:

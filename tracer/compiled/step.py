@@ -128,7 +128,9 @@ class CompiledStep:
             if reached.extended is not None:
                 with DisableTorchFunctionSubclass():
                     look.extend(reached)
+                family = self._families[key_without_sizes(key)]
                 key = look.state, *key[1:]
+                self._families[key_without_sizes(key)] = family
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
             if graph.conditions is not None and len(self._graphs) > REMEMBERED:
