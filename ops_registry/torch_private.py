@@ -405,8 +405,7 @@ def inductor() -> Any:
     return importlib.import_module("torch._inductor")
 
 
-#: Autocast off for a block whatever the device, as backward passes run and as graphs in which its casts already are; the public one is
-#: for one device.
+#: Autocast off for a block whatever the device, as in backward passes and around graphs that have its casts; the public one is for one.
 DisableAutocast: Any = torch._C._DisableAutocast
 
 #: Generates the code of a graph that takes its inputs in a list and empties that, so that each can go after its last use. None in a torch

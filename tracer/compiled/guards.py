@@ -50,6 +50,11 @@ class Guards:
         there.update(present)
         missing.update(absent)
 
+    def name(self, held: dict[str, Any], name: str) -> None:
+        """What a namespace has under a name, if it has it."""
+        there = name in held
+        self.names(held, (name,) if there else (), () if there else (name,))
+
     def length(self, held: Mapping[str, Any]) -> None:
         """That no name comes to those that an object or a class has: it might be one that is read."""
         self._sized.append(held)

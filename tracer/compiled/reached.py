@@ -28,6 +28,7 @@ from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
 from tracer.compiled.telling import differences, last_name
+from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
 
@@ -35,11 +36,6 @@ SIMPLE = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
      range, slice, type(Ellipsis)}
 )  # fmt: skip
-#: Packages whose functions and objects read nothing of the user's.
-_ENGINE = frozenset({"torch", "tracer", "ops_registry", "nn", "builtins", "__future__"})
-_CLOSED = (_ENGINE | sys.stdlib_module_names) - {"__main__"}
-#: Where libraries are installed: what their code reads is followed where it has been seen to run.
-_LIBRARIES = ("site-packages", "dist-packages")
 #: Memory outside of Python's objects, compared by value at each call.
 _MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 #: The most bytes of such memory that a call looks at.
@@ -59,25 +55,6 @@ _DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
 )
-
-
-def _package(value: Any) -> str:
-    return (getattr(value, "__module__", None) or "").partition(".")[0]
-
-
-def is_closed(value: Any) -> bool:
-    """Whether the code of a function or class is torch's, ours or the standard library's."""
-    return _package(value) in _CLOSED
-
-
-def _is_library(module: str | None) -> bool:
-    file = getattr(sys.modules.get(module or ""), "__file__", None) or ""
-    return any(part in file for part in _LIBRARIES)
-
-
-def _is_engines(kind: type) -> bool:
-    """Whether objects of a class are torch's or ours, which a step reads through calls alone."""
-    return _package(kind) in _ENGINE and kind.__module__ != "builtins" and "distributions" not in kind.__module__
 
 
 class Reached:
@@ -267,7 +244,7 @@ class Reached:
     def _visit_function(self, function: types.FunctionType, name: str) -> None:
         code = function.__code__
         self.facts.append((name, ("function", code)))
-        if id(code) not in self.seen.codes and (is_closed(function) or _is_library(function.__module__)):
+        if id(code) not in self.seen.codes and (is_closed(function) or is_library(function.__module__)):
             return
         self.guards.function(function)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -280,7 +257,7 @@ class Reached:
         for default in (function.__defaults__, function.__kwdefaults__):
             if default:
                 self._visit(default, f"{name}'s defaults")
-        if not (is_closed(function) or _is_library(function.__module__)):
+        if not (is_closed(function) or is_library(function.__module__)):
             self._objects.append((name, function, vars(function), set()))
 
     def _visit_code_names(self, code: types.CodeType, known: dict[str, Any]) -> None:
@@ -332,8 +309,7 @@ class Reached:
             self.guards.names(tensor.__dict__, (attribute,))
             self._visit(value, f"{name}.{attribute}")
         if type(tensor) is Tensor:
-            there = "_node" in tensor.__dict__
-            self.guards.names(tensor.__dict__, ("_node",) if there else (), () if there else ("_node",))
+            self.guards.name(tensor.__dict__, "_node")
         else:
             self.guards.length(tensor.__dict__)
             if _REQUIRES_GRAD.__get__(tensor) and tensor.is_leaf:
@@ -406,7 +382,7 @@ class Reached:
         kind = type(value)
         if (
             isinstance(value, types.ModuleType | type)
-            or _is_engines(kind)
+            or is_engines(kind)
             or not (hasattr(value, "__dict__") or _slots(value))
         ):
             self.facts.append((name, ("object", id(value))))
@@ -424,7 +400,7 @@ class Reached:
         kind = type(value)
         if isinstance(value, types.ModuleType):
             self._objects.append((name, value, vars(value), set()))
-        elif not _is_engines(kind):
+        elif not is_engines(kind):
             held = getattr(value, "__dict__", None)
             self._objects.append((name, value, held if isinstance(held, dict) else {}, set()))
             if not is_closed(kind):
@@ -449,7 +425,7 @@ class Reached:
     def _visit_attributes(self, name: str, value: Any, held: dict[str, Any], seen: set[str]) -> None:
         new = (self._read & held.keys()) - seen
         package = value.__name__.partition(".")[0] if isinstance(value, types.ModuleType) else ""
-        closed = bool(package) and (package in _CLOSED or _is_library(value.__name__))
+        closed = bool(package) and (package in CLOSED or is_library(value.__name__))
         for attribute in sorted(new):
             if closed and not _is_followed(held[attribute]):
                 self._visit_patch(held, attribute, f"{name}.{attribute}")
@@ -499,5 +475,5 @@ def _is_followed(value: Any) -> bool:
     return (
         kind in SIMPLE
         or isinstance(value, types.FunctionType | types.ModuleType | type)
-        or not (kind.__module__ == "builtins" or _is_engines(kind))
+        or not (kind.__module__ == "builtins" or is_engines(kind))
     )

@@ -103,8 +103,9 @@ def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[
 
 def _memory(node: Any) -> int:
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
-    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return storage_key(value) if dense else id(node)
+    if isinstance(value, torch.Tensor) and value.layout is torch.strided:
+        return storage_key(value)
+    return id(node)
 
 
 def written_inputs(graph: torch.fx.Graph, used: Sequence[int]) -> list[int]:

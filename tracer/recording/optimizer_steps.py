@@ -33,7 +33,9 @@ _OPTIMIZERS = frozenset(
 
 #: The functions that their steps are, beneath what torch wraps around them for hooks and the grad mode.
 STEPS: tuple[Callable[..., Any], ...] = tuple(
-    inspect.unwrap(kind.step) for kind in _OPTIMIZERS if "step" in vars(kind) and kind is not torch.optim.Optimizer
+    inspect.unwrap(kind.step)
+    for kind in sorted(_OPTIMIZERS, key=lambda kind: kind.__name__)
+    if "step" in vars(kind) and kind is not torch.optim.Optimizer
 )
 
 
