@@ -10,6 +10,7 @@ import builtins
 import datetime
 import enum
 import gc
+import inspect
 import io
 import os
 import sys
@@ -135,8 +136,9 @@ class Observer:
         self._closures: dict[int, list[dict[str, Any]]] = {}
         self._whose: dict[int, int] = {}
         self._kept: list[types.CodeType] = []
-        #: The outermost call of a handler of log records.
-        self._handler: types.FrameType | None = None
+        #: The outermost call of what runs beside the step.
+        self._aside: types.FrameType | None = None
+        self._callbacks = {id(getattr(inspect.unwrap(callback), "__code__", None)) for callback in gc.callbacks}
 
     def seen(self) -> Seen:
         """All that was met. Objects that only the step's own run has held are left out."""
@@ -207,7 +209,7 @@ class Observer:
 
     def _look(self, frame: types.FrameType, event: str, arg: Any, whose: int | None) -> None:
         whose = self._note(frame) if whose is None else whose
-        if whose <= _LAYERS or self._is_in_a_log(frame, event):
+        if whose <= _LAYERS or self._is_aside(frame, event):
             return
         if event == "call" or event == "return":
             if whose == _REFUSED:
@@ -219,15 +221,17 @@ class Observer:
         elif event == "c_call":
             self._note_call(frame, whose, arg)
 
-    def _is_in_a_log(self, frame: types.FrameType, event: str) -> bool:
-        """Whether a handler of log records runs, which torch's own records come to as well: what it keeps is no part of the step."""
-        if self._handler is None:
-            caller = frame.f_back if event == "call" else None
-            if caller is None or caller.f_globals.get("__name__") != "logging":
+    def _is_aside(self, frame: types.FrameType, event: str) -> bool:
+        """Whether a handler of log records runs, which torch's own come to as well, or a callback of the garbage collector.
+
+        What these do is no part of the step.
+        """
+        if self._aside is None:
+            if event != "call" or not (id(frame.f_code) in self._callbacks or _is_called_by_logging(frame)):
                 return False
-            self._handler = frame
-        elif event == "return" and frame is self._handler:
-            self._handler = None
+            self._aside = frame
+        elif event == "return" and frame is self._aside:
+            self._aside = None
         return True
 
     def _note(self, frame: types.FrameType) -> int:
@@ -289,6 +293,10 @@ def _content(cell: types.CellType) -> Any:
         return cell.cell_contents
     except ValueError:  # empty
         return _ABSENT
+
+
+def _is_called_by_logging(frame: types.FrameType) -> bool:
+    return frame.f_back is not None and frame.f_back.f_globals.get("__name__") == "logging"
 
 
 def _line() -> str:

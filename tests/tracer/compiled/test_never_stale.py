@@ -5,7 +5,9 @@ from __future__ import annotations
 import array
 import copy
 import ctypes
+import gc
 import itertools
+import logging
 import os
 import random
 import time
@@ -250,3 +252,32 @@ def test_graphs_are_bounded_where_each_call_makes_one() -> None:
         for i in range(70):
             torch.testing.assert_close(compiled(x, float(i)).detach(), i * model(x).sum().detach())
     assert len(compiled.explain().rows) <= 64
+
+
+def test_what_runs_beside_the_step_is_no_part_of_it() -> None:
+    kept: list[Any] = []
+
+    class Keeps(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            kept.append((record, time.perf_counter()))
+
+    def collected(phase: str, info: dict[str, int]) -> None:
+        kept.append(time.perf_counter())
+
+    logger = logging.getLogger("a library")
+    logger.addHandler(Keeps())
+    gc.callbacks.append(collected)
+    try:
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            logger.warning("a record")
+            gc.collect()
+            loss = x.sin().sum()
+            loss.backward()
+            return loss
+
+        x = tracer.tensor([1.0, 2.0], requires_grad=True)
+        tracer.compile(step, backend="replay")(x)
+    finally:
+        gc.callbacks.remove(collected)
+    assert len(kept) >= 3 and x.grad is not None
