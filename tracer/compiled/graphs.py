@@ -245,7 +245,7 @@ def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.T
     for position in sorted(taken):
         if position < len(reached.tensors) and id(tensors[position]) not in reached.in_modules:
             tensor = tensors[position]
-            if tensor.requires_grad:
+            if tensor.requires_grad and id(tensor) not in reached.arguments:
                 raise CaptureError(
                     f"{reached.names[position]}, a tensor of shape {tuple(tensor.shape)} that requires grad, is closed over and in no "
                     f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "

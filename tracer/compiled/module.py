@@ -24,6 +24,7 @@ from tracer.compiled.backends import Backend
 from tracer.compiled.check import checked_module_call
 from tracer.compiled.families import Family
 from tracer.compiled.module_graph import ModuleGraph, make_module_graph
+from tracer.compiled.nests import ids_in
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.step import CompiledStep, names_of_arguments
@@ -107,6 +108,7 @@ class _Calls(CompiledStep):
     def _make(
         self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family
     ) -> ModuleGraph:
+        reached.arguments = ids_in((args, kwargs))
         given = names_of_arguments(self._module.forward, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
         return make_module_graph(

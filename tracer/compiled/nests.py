@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
 from typing import Any
@@ -50,7 +50,7 @@ def types_of_keys(nest: Any) -> tuple[type, ...]:
 @contextmanager
 def kept_as_they_were(nest: Any) -> Iterator[None]:
     """Raise ``CaptureError`` where the block changes a list or a dictionary in ``nest``; it is put back then."""
-    copies = [(held, held.copy()) for held in _containers(nest)]
+    copies = [(held, held.copy()) for held in _containers(nest) if not isinstance(held, tuple)]
     try:
         yield
     finally:
@@ -66,12 +66,22 @@ def kept_as_they_were(nest: Any) -> Iterator[None]:
         )
 
 
+def ids_in(nest: Any) -> frozenset[int]:
+    """The ids of all containers in a nest, and of the tensors in them."""
+    held = list(_containers(nest))
+    tensors = [part for container in held for part in _values(container) if isinstance(part, torch.Tensor)]
+    return frozenset(map(id, held + tensors))
+
+
 def _containers(nest: Any) -> Iterator[Any]:
-    if isinstance(nest, dict | list):
-        yield nest
     if isinstance(nest, dict | list | tuple):
-        for value in nest.values() if isinstance(nest, dict) else nest:
+        yield nest
+        for value in _values(nest):
             yield from _containers(value)
+
+
+def _values(held: Any) -> Iterable[Any]:
+    return held.values() if isinstance(held, dict) else held
 
 
 def _holds(held: Any, copied: Any) -> bool:

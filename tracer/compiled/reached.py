@@ -73,6 +73,8 @@ class Reached:
         self._walked = step, tuple(modules), tuple(roots), self.seen, leaf_hooks
         #: The same walk with what its capture has met, where that was more.
         self.extended: Reached | None = None
+        #: The containers and tensors among the arguments of the call, by id: the next call brings others.
+        self.arguments: frozenset[int] = frozenset()
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
@@ -151,7 +153,9 @@ class Reached:
         _, _, arguments, _, _ = self._walked
         given = set(map(id, arguments))
         for key, (_, _, whole) in list(seen.objects.items()):
-            if key in self._visited and (not whole or key in given):
+            if key in self.arguments:
+                del seen.objects[key]
+            elif key in self._visited and (not whole or key in given):
                 seen.whole_arguments |= whole
                 del seen.objects[key]
 

@@ -17,7 +17,7 @@ from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import MetMore, make_graph
 from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread
 from tracer.compiled.looks import Look
-from tracer.compiled.nests import kept_as_they_were, types_of_keys
+from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
@@ -206,6 +206,7 @@ class CompiledStep:
             return made.captured.graph
 
     def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
+        reached.arguments = ids_in((args, kwargs))
         given = names_of_arguments(self._step, args, kwargs)
         names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
         make = functools.partial(make_graph, lambda: self._step(*args, **kwargs), reached, tensors, names)

@@ -176,3 +176,29 @@ def test_check_names_what_differs_and_puts_everything_back() -> None:
     with pytest.raises(tracer.CompiledStepError, match=r"\.grad of model\.0\.weight: differs by"):
         compiled(torch.randn(5, 4))
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+class OfBatches(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, batch: dict[str, Any]) -> torch.Tensor:
+        return (self.linear(batch["inputs"][0]) * batch["weight"]).sum()
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("of_a_module", [True, False])
+def test_nests_of_new_tensors_take_one_graph(of_a_module: bool, grad: bool) -> None:
+    model = nn.track(OfBatches())
+    if of_a_module:
+        compiled: Any = tracer.compile(model, backend="replay")
+    else:
+        compiled = tracer.compile(lambda batch: model(batch).backward(), backend="replay")
+    for _ in range(3):
+        x, weight = (tracer.tensor(torch.rand(4, 3), requires_grad=grad) for _ in range(2))
+        result = compiled({"inputs": [x], "weight": weight})
+        if of_a_module:
+            result.backward()
+        assert (x.grad is not None) == (weight.grad is not None) == grad
+    assert len(compiled.explain().rows) == 1

@@ -66,7 +66,6 @@ NETWORKS: dict[str, tuple[Callable[[], torch.nn.Module], torch.Tensor]] = {
     "lstm": (lambda: torch.nn.LSTM(8, 4), TOKENS),
     "two norms": (TwoNorms, X),
     "embedding": (lambda: torch.nn.Embedding(5, 3, padding_idx=1), torch.tensor([1, 2, 1])),
-    "sparse embedding": (lambda: torch.nn.Embedding(5, 3, sparse=True), torch.tensor([1, 2, 1])),
     "checkpoint inside": (lambda: Checkpointed(3, 3), X),
     "spectral norm": (lambda: torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(3, 3)), X),
     "bfloat16": (lambda: torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.LayerNorm(3)).bfloat16(), X.bfloat16()),

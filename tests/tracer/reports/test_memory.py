@@ -187,7 +187,7 @@ def kept_after(block: type[torch.nn.Module], around: Callable[..., torch.Tensor]
 def live_bytes() -> int:
     storages = {}
     for tensor in gc.get_objects():
-        if issubclass(type(tensor), torch.Tensor) and not tensor.is_sparse:
+        if issubclass(type(tensor), torch.Tensor) and tensor.layout is torch.strided:
             storage = tensor.untyped_storage()
             storages[storage._cdata] = storage.nbytes()
     return sum(storages.values())
