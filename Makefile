@@ -7,7 +7,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e
 
-.PHONY: demo test lint check bench pages clean
+.PHONY: demo test lint check inductor bench pages clean
 
 demo: $(VENV)/demo
 	$(BIN)/python examples/train_digits.py
@@ -21,7 +21,10 @@ lint: $(VENV)/test $(VENV)/dev
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/python -m pytest -n auto -m "not slow"
+	$(BIN)/python -m pytest -n auto -m "not slow and not inductor"
+
+inductor: $(VENV)/test
+	$(BIN)/python -m pytest -n auto -m inductor
 
 bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/per_op.py

@@ -275,7 +275,8 @@ def test_the_example_that_asks_stock_networks_runs(asking: ModuleType, capsys: p
     ("network", "backend", "tolerance"),
     [
         ("resnet", "replay", 1e-6), ("vit", "replay", 1e-5), ("bert", "replay", 1e-6), ("gpt2", "replay", 1e-6),
-        ("vit", "inductor", 1e-4), ("gpt2", "inductor", 1e-4),
+        pytest.param("vit", "inductor", 1e-4, marks=pytest.mark.inductor),
+        pytest.param("gpt2", "inductor", 1e-4, marks=pytest.mark.inductor),
     ],
 )  # fmt: skip
 def test_a_stock_network_trains_by_compiled_steps_with_the_losses_of_eager_ones(

@@ -431,7 +431,7 @@ def test_steps_do_as_eagerly_with_symbolic_sizes(act: Callable[..., Any]) -> Non
     assert len(compiled.explain().rows) <= 2
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @pytest.mark.parametrize("name", ["batch norm", "embedding"])
 def test_inductor_trains_every_batch_by_one_graph(name: str) -> None:
     model, arguments = MODELS[name]

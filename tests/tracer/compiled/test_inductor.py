@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 import nn
 import tracer
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.inductor
 
 
 def test_a_tracked_argument_may_enter_a_kernel_of_torchs() -> None:

@@ -155,7 +155,7 @@ def test_networks_train_as_eagerly_by_inductor() -> None:
     assert len(compiled.explain().rows) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @needs_compiler
 def test_inductors_masks_are_those_of_the_forward_pass_in_backward() -> None:
     compiled, _ = twins(Called(lambda m, x: F.dropout(x.sin().exp(), 0.5)), backend="inductor")
@@ -168,7 +168,7 @@ def test_inductors_masks_are_those_of_the_forward_pass_in_backward() -> None:
     assert 0.3 < (results[0].detach() != 0).double().mean() < 0.7
 
 
-@pytest.mark.slow
+@pytest.mark.inductor
 @needs_compiler
 def test_inductor_writes_and_returns_what_the_module_does() -> None:
     def forward(module: Any, x: torch.Tensor) -> Any:
