@@ -1,6 +1,7 @@
 # make demo: train a real network and show the point.   make test: the whole test suite.
 # make check: linters, types and the fast tests.        make lint: linters and types alone.
-# make bench: the benchmarks.                           make pages: what the README and docs/ show, from what their code prints.
+# make inductor: the tests that compile for long.       make bench: the benchmarks.
+# make pages: what the README and docs/ show, from what their code prints.
 
 PYTHON ?= python3
 VENV := .venv
