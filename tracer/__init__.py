@@ -9,6 +9,7 @@ from tracer.backprop.progress import at_end_of_backward
 from tracer.backprop.replay import replay
 from tracer.errors import (
     AnomalyError,
+    BatchedGradientError,
     CaptureError,
     CompiledStepError,
     FreedGraphError,
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AnomalyError",
+    "BatchedGradientError",
     "Call",
     "CaptureError",
     "CompiledStepError",

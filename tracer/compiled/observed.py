@@ -90,7 +90,8 @@ class Seen:
     def __init__(self) -> None:
         #: By id: code, the globals it reads, and whether it belongs to torch's layers.
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
-        self.functions: dict[int, types.FunctionType] = {}
+        #: By the ids of their code and of what their cells hold: of those that a step makes at each run, one.
+        self.functions: dict[tuple[int, ...], types.FunctionType] = {}
         #: By id: a name for it, and whether any of its attributes may be read.
         self.objects: dict[int, tuple[str, Any, bool]] = {}
         #: Whether any attribute of an argument may be read.
@@ -149,7 +150,8 @@ class Observer:
         closures = [self.codes[key][0] for key in self._closures]
         for function in gc.get_referrers(*closures) if closures else ():
             if isinstance(function, types.FunctionType) and self._has_run(function):
-                found.functions[id(function)] = function
+                held = (id(_content(cell)) for cell in function.__closure__ or ())
+                found.functions[id(function.__code__), *held] = function
         return found
 
     def _has_run(self, function: types.FunctionType) -> bool:
@@ -222,12 +224,12 @@ class Observer:
             self._note_call(frame, whose, arg)
 
     def _is_aside(self, frame: types.FrameType, event: str) -> bool:
-        """Whether a handler of log records runs, which torch's own come to as well, or a callback of the garbage collector.
+        """Whether a handler of log records runs, a finder of modules, or a callback of the collector: torch's own work calls them too.
 
         What these do is no part of the step.
         """
         if self._aside is None:
-            if event != "call" or not (id(frame.f_code) in self._callbacks or _is_called_by_logging(frame)):
+            if event != "call" or not (id(frame.f_code) in self._callbacks or _is_called_aside(frame)):
                 return False
             self._aside = frame
         elif event == "return" and frame is self._aside:
@@ -295,8 +297,9 @@ def _content(cell: types.CellType) -> Any:
         return _ABSENT
 
 
-def _is_called_by_logging(frame: types.FrameType) -> bool:
-    return frame.f_back is not None and frame.f_back.f_globals.get("__name__") == "logging"
+def _is_called_aside(frame: types.FrameType) -> bool:
+    caller = "" if frame.f_back is None else frame.f_back.f_globals.get("__name__") or ""
+    return caller.partition(".")[0] in ("logging", "importlib")
 
 
 def _line() -> str:

@@ -162,7 +162,8 @@ class CompiledStep:
             return graph
         graph = self._make(reached, tensors, args, kwargs, family)
         with DisableTorchFunctionSubclass():
-            self._note(graph, _named_key(reached, graph.names, leaves, key), family.broken(tensors))
+            named = _named_key(reached.extended or reached, graph.names, leaves, key)
+            self._note(graph, named, family.broken(tensors))
             family.add(graph, tensors, len(reached.tensors))
         return graph
 

@@ -7,17 +7,24 @@ from typing import Any
 
 
 def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
-    """What differs between two lists of named values, in words."""
+    """What differs between two lists of named values, in words.
+
+    Values that are others come first and alone; without any, what is now one object with another, or two; else what is new or gone. A walk
+    that has met more finds more, which tells nothing.
+    """
     old, new = dict(before), dict(after)
-    found = []
+    others, ties, unpaired = list[str](), list[str](), list[str]()
     for name in [*new, *(name for name in old if name not in new)]:
         if name not in old:
-            found.append(f"{name} (new: {_told(new[name])})")
+            unpaired.append(f"{name} (new: {_told(new[name])})")
         elif name not in new:
-            found.append(f"{name} (gone)")
-        elif old[name] != new[name] and not (_is_same(old[name]) and _is_same(new[name])):
-            found.append(f"{name} ({_told(old[name])} -> {_told(new[name])})")
-    return found
+            unpaired.append(f"{name} (gone)")
+        elif old[name] != new[name]:
+            same = _is_same(old[name]), _is_same(new[name])
+            found = ties if any(same) else others
+            if not all(same):
+                found.append(f"{name} ({_told(old[name])} -> {_told(new[name])})")
+    return others or ties or unpaired
 
 
 def _is_same(fact: Any) -> bool:
@@ -29,6 +36,8 @@ def _told(fact: Any) -> str:
     """A value in words; a plain one comes with its type, which goes without saying."""
     if isinstance(fact, tuple) and len(fact) == 2 and isinstance(fact[0], type):
         fact = fact[1]
+    if isinstance(fact, tuple) and fact[:1] in (("object",), ("same",), ("builtin",)):
+        return "an object" if fact[0] != "same" else "one met before"
     text = fact if isinstance(fact, str) else repr(fact)
     return text if len(text) < 80 else f"{text[:77]}..."
 

@@ -228,7 +228,7 @@ def test_a_result_of_a_compiled_step_has_no_history_to_go_back_through() -> None
 
 def test_a_graph_that_inductor_cannot_compile_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     class Broken:
-        def compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        def compile(self, graph: torch.fx.GraphModule, inputs: list[torch.Tensor], options: Any) -> Any:
             raise NotImplementedError("no kernel for it")
 
     monkeypatch.setattr("tracer.compiled.backends.inductor", Broken)
