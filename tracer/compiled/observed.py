@@ -151,7 +151,8 @@ class Observer:
         for function in gc.get_referrers(*closures) if closures else ():
             if isinstance(function, types.FunctionType) and self._has_run(function):
                 held = (id(_content(cell)) for cell in function.__closure__ or ())
-                found.functions[(id(function.__code__), *held)] = function
+                key = (id(function.__code__), *held)
+                found.functions[key] = function
         return found
 
     def _has_run(self, function: types.FunctionType) -> bool:
