@@ -12,9 +12,7 @@ said). The exit status is 1 when anything fails.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +24,7 @@ from tracer.checks.compiled_steps.steps import Given, Step, differ, given_by
 from tracer.checks.conformance.operators import operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples
 from tracer.checks.leaves import can_have_gradient, plain
+from tracer.checks.over_operators import run_over_operators
 from tracer.compiled.api import compile
 from tracer.errors import CaptureError
 
@@ -129,14 +128,7 @@ def report(outcome: Outcome) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m tracer.checks.symbolic_sizes", description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", default="", help="only operators in whose name this expression finds a match")
-    parser.add_argument("--samples", type=int, default=4, help="at most so many samples an operator")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return report(check(options.ops, options.samples))
+    return run_over_operators("tracer.checks.symbolic_sizes", __doc__, 4, check, report, arguments)
 
 
 if __name__ == "__main__":

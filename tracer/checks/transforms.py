@@ -14,9 +14,7 @@ status is 1 when something does not hold that ``KNOWN`` does not name.
 
 from __future__ import annotations
 
-import argparse
 import sys
-import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -32,6 +30,7 @@ from tracer.backprop.batched import refused_by_vmap
 from tracer.checks.conformance.operators import Way, operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples, seed_call
 from tracer.checks.leaves import can_have_gradient, native_leaf, random_like, tensors_of, tracked_leaf, twin
+from tracer.checks.over_operators import run_over_operators
 from tracer.checks.tolerances import database_tolerance
 from tracer.func.forward import Forward
 
@@ -289,14 +288,7 @@ def _pushes(rule: Rule) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
     assert __doc__ is not None
-    parser = argparse.ArgumentParser(prog="python -m tracer.checks.transforms", description=__doc__.splitlines()[0])
-    parser.add_argument("--ops", default="", help="only operators in whose name this expression finds a match")
-    parser.add_argument("--samples", type=int, default=6, help="at most so many samples an operator")
-    options = parser.parse_args(arguments)
-    torch.set_num_threads(1)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return report(check(options.ops, options.samples))
+    return run_over_operators("tracer.checks.transforms", __doc__, 6, check, report, arguments)
 
 
 if __name__ == "__main__":

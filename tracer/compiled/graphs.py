@@ -16,6 +16,7 @@ from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
+from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import Reached
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
@@ -137,12 +138,9 @@ def make_graph(
     with DisableTorchFunctionSubclass():
         examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
     run = build(backend, captured.graph, examples)
-    draws = any(
-        torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in captured.graph.graph.nodes
-    )
     seconds = built - started, time.perf_counter() - built
     conditions = captured.stage.conditions() if dims else None  # a compiler adds some
-    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws, conditions)
+    return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws(captured.graph), conditions)
 
 
 def checked_capture(

@@ -16,7 +16,7 @@ from ops_registry.torch_private import (
     storage_key,
 )
 from tracer.backprop.api import grad
-from tracer.compiled.capture import Captured
+from tracer.compiled.capture import Captured, Returned
 from tracer.compiled.graphs import checked_capture, name_at
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
@@ -29,15 +29,9 @@ _aten = torch.ops.aten
 
 
 @dataclass(frozen=True)
-class Part:
-    """One leaf of what the module returned."""
+class Part(Returned):
+    """One leaf of what the module returned; of the kind "view" too, of the tensor given there, and never "grad"."""
 
-    #: "input": the tensor given there, itself; "view": of the tensor given there; "result": one of the graph's; "value".
-    kind: str
-    at: Any
-    tracked: bool = False
-    #: It had a history when the module returned it.
-    history: bool = False
     #: Of a view: size, strides, and the offset from that of the tensor.
     place: tuple[Any, ...] = ()
     #: Why it may not be written into.

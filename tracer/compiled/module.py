@@ -24,10 +24,9 @@ from tracer.compiled.backends import Backend
 from tracer.compiled.check import checked_module_call
 from tracer.compiled.families import Family
 from tracer.compiled.module_graph import ModuleGraph, make_module_graph
-from tracer.compiled.nests import ids_in
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
-from tracer.compiled.step import CompiledStep, names_of_arguments
+from tracer.compiled.step import CompiledStep
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
@@ -84,7 +83,7 @@ class _Calls(CompiledStep):
                 "the whole step, whose graph may be one for many sizes."
             )
         super().__init__(eager, modules, backend, dynamic, check)
-        self._module = module
+        self._signature = module.forward
         self.__name__ = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -108,9 +107,7 @@ class _Calls(CompiledStep):
     def _make(
         self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family
     ) -> ModuleGraph:
-        reached.arguments = ids_in((args, kwargs))
-        given = names_of_arguments(self._module.forward, args, kwargs)
-        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+        names = self._names(reached, tensors, args, kwargs)
         return make_module_graph(
             lambda: self._step(*args, **kwargs), self.__name__, reached, tensors, names, self._backend
         )

@@ -25,6 +25,7 @@ from tracer.compiled.capture import Captured
 from tracer.compiled.graphs import refuse_shared_memory
 from tracer.compiled.joint import Joint, Part, capture_module, empty_like_cotangent
 from tracer.compiled.partition import Halves, forward_alone, halves
+from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import Reached
 from tracer.errors import BatchedGradientError, SecondDerivativeError
 from tracer.graph import enter
@@ -270,12 +271,10 @@ def make_module_graph(
     """
     started = time.perf_counter()
     joint = capture_module(call, reached, tensors, names)
-    graph = joint.captured.graph
-    draws = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
     built = time.perf_counter()
     made = halves_of(joint, backend)
     seconds = built - started, time.perf_counter() - built
-    return ModuleGraph(title, joint, made, names, rules_applied(), *seconds, draws)
+    return ModuleGraph(title, joint, made, names, rules_applied(), *seconds, draws(joint.captured.graph))
 
 
 def halves_of(joint: Joint, backend: Backend) -> Halves:

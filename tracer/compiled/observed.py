@@ -126,8 +126,6 @@ class Observer:
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
         #: What the step did that no graph can do: what, where, and the remedy.
         self.refused: list[tuple[str, str, str]] = []
-        #: Where it printed.
-        self.printed: list[str] = []
         self._objects: dict[int, list[Any]] = {}
         #: The ids of the objects that the step has made, and that live on.
         self.made: set[int] = set()
@@ -273,10 +271,6 @@ class Observer:
                 known[2] = True
 
     def _note_call(self, frame: types.FrameType, whose: int, function: Any) -> None:
-        if function is builtins.print:
-            if whose == _OTHERS:
-                self.printed.append(_line())
-            return
         try:
             found = _REFUSED_CALLS.get(function)
         except TypeError:  # bound to an object without a hash

@@ -21,6 +21,7 @@ from ops_registry.torch_private import (
 )
 from tracer.compiled.backends import Backend, build, default_backend
 from tracer.compiled.functional import functionalised
+from tracer.compiled.random_numbers import draws
 from tracer.compiled.simplify import give_own_memory
 
 _aten = torch.ops.aten
@@ -61,8 +62,7 @@ def halves(
         forward, backward = split_for_inductor(graph, _examples(graph), results + len(written))
     else:
         # Duplicates are merged by what calls look like, and two that draw in place look the same.
-        draws = any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)
-        forward, backward = split_for_memory(graph, _examples(graph), results + len(written), not draws)
+        forward, backward = split_for_memory(graph, _examples(graph), results + len(written), not draws(graph))
     saved = [str(node.target) for node in backward.graph.find_nodes(op="placeholder")]
     cotangents = [_number(name) for name in saved if name.startswith("tangents")]
     saved = saved[: len(saved) - len(cotangents)]

@@ -105,3 +105,8 @@ def random_numbers() -> Iterator[None]:
     finally:
         for stream in mode.streams.values():
             stream.restore()
+
+
+def draws(graph: torch.fx.GraphModule) -> bool:
+    """Whether a graph draws random numbers."""
+    return any(torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) for node in graph.graph.nodes)

@@ -57,6 +57,8 @@ class CompiledStep:
         check_backend(backend)
         functools.update_wrapper(self, step)
         self._step = step
+        #: What names the arguments.
+        self._signature = step
         self._modules = [] if modules is None else list(modules)
         self._backend = backend
         self._dynamic = dynamic
@@ -66,7 +68,6 @@ class CompiledStep:
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
-        self._forgotten = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph, tensors, is_new = self.find(args, kwargs)
@@ -144,7 +145,6 @@ class CompiledStep:
 
     def _forget(self) -> None:
         """Let go of all graphs: where each call makes one, they would fill the memory."""
-        self._forgotten += len(self._made)
         self._graphs.clear()
         self._families.clear()
         self._made.clear()
@@ -190,26 +190,19 @@ class CompiledStep:
 
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
         """The graph of a call with these arguments, without running it."""
-        leaves, _ = tree_flatten((args, kwargs))
-        roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
-        look = self._looks[0]
-        while True:
-            with DisableTorchFunctionSubclass():
-                reached = look.at(roots)
-                tensors = _all_tensors(reached, leaves)
-            try:
-                made = self._make(reached, tensors, args, kwargs, Family(self._dynamic))
-            except MetMore as met:
-                look = Look(self._step, self._modules, met.seen | look.seen, self.leaf_hooks)
-                continue
-            if made.conditions is not None:
-                made.captured.graph.meta["conditions"] = made.conditions.told
-            return made.captured.graph
+        made, _, _ = self.find(args, kwargs)
+        if made.conditions is not None:
+            made.captured.graph.meta["conditions"] = made.conditions.told
+        return made.captured.graph
+
+    def _names(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> list[str]:
+        """A name for each of the tensors of a call whose arguments these are."""
+        reached.arguments = ids_in((args, kwargs))
+        given = names_of_arguments(self._signature, args, kwargs)
+        return [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
 
     def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
-        reached.arguments = ids_in((args, kwargs))
-        given = names_of_arguments(self._step, args, kwargs)
-        names = [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
+        names = self._names(reached, tensors, args, kwargs)
         make = functools.partial(make_graph, lambda: self._step(*args, **kwargs), reached, tensors, names)
         with DisableTorchFunctionSubclass():
             dims = family.dims(tensors, len(reached.tensors))
