@@ -66,6 +66,8 @@ class StepGraph:
                 if self.strangers or captured.given:
                     offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
                 inputs = [offered[i] for i in captured.used]
+                if self.calls == 1:  # torch's compiler looks for aliases then, and refuses any class but its own
+                    inputs = [plain_alias(tensor) for tensor in inputs]
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)
                 values = self.run(*inputs)
