@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -49,13 +49,20 @@ def check_earlier_uses(roots: Iterable[torch.Tensor]) -> None:
     """Raise ``UnsupportedError`` if torch's history of one of ``roots`` has a use of a leaf that was tracked since."""
     if not _leaves:
         return
+    for leaf in native_leaves(roots):
+        if was_used_earlier(leaf):
+            raise _used_before(leaf)
+
+
+def native_leaves(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves to which torch's own history of ``roots`` leads."""
     ahead: list[Any] = [_arrival(root) for root in roots]
     seen = set(ahead)
     while ahead:
         node = ahead.pop()
-        tensor = getattr(node, "variable", None)
-        if tensor is not None and was_used_earlier(tensor):
-            raise _used_before(tensor)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            yield leaf
         new = {following for following, _ in node.next_functions if following is not None} - seen
         seen |= new
         ahead += new

@@ -18,6 +18,7 @@ from ops_registry.sites import is_users, user_frame
 from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
 from tracer.backprop.api import backward, grad
 from tracer.compiled.memory_order import MemoryOrder
+from tracer.earlier_uses import native_leaves
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
 from tracer.node import tensors_in
@@ -92,12 +93,15 @@ class Watch(TorchFunctionMode):
             self._refuse_place(_PLACE[func], sys._getframe(1))
         self.looked_at_offset |= name == "storage_offset"
         kwargs = kwargs or {}
-        if func in _BACKWARD and _is_bridge(sys._getframe(1)):
+        bridged = func in _BACKWARD and _is_bridge(sys._getframe(1))
+        if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(args[0])):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
                 f"back to it: its gradient would be lost. Make it outside of the step, or track it (tracer.tensor, nn.track)."
             )
-        if func in _BACKWARD:  # a mode does not see what is called inside of what it sees, and hooks run there
+        if (
+            func in _BACKWARD and not bridged
+        ):  # a mode does not see what is called inside of what it sees, and hooks run there
             with self:
                 return _BACKWARD[func](*args, **kwargs)
         stranger = next(filter(_is_stranger, tensors_in((args, tuple(kwargs.values())))), None)

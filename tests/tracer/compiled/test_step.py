@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
 
 import nn
 import tracer
@@ -88,3 +89,24 @@ def test_a_backend_may_lay_out_what_comes_before_a_view_anew() -> None:
     assert torch.ops.aten.view.default not in targets and torch.ops.aten.reshape.default in targets
     exported = tracer.export_graph(step, torch.randn(5, 4)).graph
     assert torch.ops.aten.view.default in {node.target for node in exported.nodes}
+
+
+def test_a_plain_argument_may_be_made_to_require_grad_inside() -> None:
+    model = mlp()
+    twin = copy.deepcopy(model)
+
+    def step_of(model: Any) -> Callable[[torch.Tensor], None]:
+        def step(x: torch.Tensor) -> None:
+            y = checkpoint(lambda x: model(x), x.requires_grad_(), use_reentrant=True)
+            (y.square().sum() + x.square().sum()).backward()
+
+        return step
+
+    compiled, eager = tracer.compile(step_of(model), backend="replay"), step_of(twin)
+    for _ in range(2):
+        ours = torch.randn(5, 4)
+        theirs = ours.clone()
+        compiled(ours)
+        eager(theirs)
+        torch.testing.assert_close(ours.grad, theirs.grad)
+        assert_same_gradients(model, twin)
