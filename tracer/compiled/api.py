@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 
 from tracer.compiled.backends import Backend
 from tracer.compiled.module import compile_module
+from tracer.compiled.optimizers import FullStep
 from tracer.compiled.step import CompiledStep
 
 
@@ -19,6 +21,7 @@ def compile(
     backend: Backend = None,
     dynamic: bool = False,
     check: bool = False,
+    fullstep: FullStep = False,
 ) -> Any:
     """``step``, a function or a module, captured once for each kind of call, and from then on run as a graph of ATen ops.
 
@@ -55,8 +58,10 @@ def compile(
     if isinstance(step, torch.nn.Module):
         return compile_module(step, given, backend, dynamic, check)
     if step is None:
-        return lambda function: compile(function, modules=modules, backend=backend, dynamic=dynamic, check=check)
-    return CompiledStep(step, given, backend, dynamic, check)
+        return functools.partial(
+            compile, modules=modules, backend=backend, dynamic=dynamic, check=check, fullstep=fullstep
+        )
+    return CompiledStep(step, given, backend, dynamic, check, fullstep)
 
 
 def export_graph(

@@ -5,7 +5,8 @@ The step runs once on tensors without values, which stand in for the real ones. 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,9 +20,10 @@ from tracer.compiled.layouts import DenseAlone
 from tracer.compiled.memory_order import MemoryOrder
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.observed import Observer, run_observed
+from tracer.compiled.optimizers import Hyperparameters, stepping
 from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.random_numbers import random_numbers
-from tracer.compiled.refusals import refusing
+from tracer.compiled.refusals import Watch, refusing
 from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
@@ -110,10 +112,12 @@ def capture_step(
     names: Sequence[str],
     grads: Sequence[torch.Tensor | None],
     dims: Dims,
+    optimizers: Sequence[Hyperparameters] | None = None,
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``optimizers``:
+    those that may step inside. Raises ``CaptureError`` for what
     no graph can hold.
     """
     run, written, observer = _Run(), list[int](), Observer()
@@ -124,8 +128,7 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
-            order = MemoryOrder()
-            with refusing(tensors, order) as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone():
+            with _watched(tensors, optimizers, stage) as watch:
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
@@ -167,6 +170,24 @@ def capture_step(
         stage,
         strangers,
     )
+
+
+@contextmanager
+def _watched(
+    tensors: Sequence[torch.Tensor], optimizers: Sequence[Hyperparameters] | None, stage: Stage
+) -> Iterator[Watch]:
+    """While the step runs: what is refused, and what sees its calls on their way into the graph."""
+    order = MemoryOrder()
+    with (
+        stepping(optimizers, stage.shapes),
+        refusing(tensors, order) as watch,
+        random_numbers(),
+        Respelled(),
+        order,
+        Origins(),
+        DenseAlone(),
+    ):
+        yield watch
 
 
 def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:

@@ -16,6 +16,7 @@ from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
+from tracer.compiled.optimizers import Hyperparameters
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import Reached
 from tracer.compiled.symbolic import Conditions, Dims
@@ -161,8 +162,13 @@ def checked_capture(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
+    if reached.outside_of_steps:
+        name, reason = reached.outside_of_steps[0]
+        raise CaptureError(
+            f"{name} is used in a full step: {reason}, and a graph would not do it again. Use it outside: after the compiled step."
+        )
     try:
-        captured, strangers = _capture(call, tensors, names, dims)
+        captured, strangers = _capture(call, tensors, names, dims, reached.stepping)
         _refuse_homeless(captured, reached, tensors)
         if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
             raise CaptureError(
@@ -201,7 +207,11 @@ def _refuse_observed(observer: Observer, reached: Reached) -> None:
 
 
 def _capture(
-    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str], dims: Dims
+    call: Callable[[], Any],
+    tensors: list[torch.Tensor],
+    names: list[str],
+    dims: Dims,
+    optimizers: Sequence[Hyperparameters] | None,
 ) -> tuple[Captured, list[torch.Tensor]]:
     """The graph, and the tensors that the step takes from places that nobody could see: these are inputs of the graph too."""
     strangers: list[torch.Tensor] = []
@@ -209,7 +219,7 @@ def _capture(
     while True:
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
-        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims)
+        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims, optimizers)
         if captured.looks_at_grad and not captured.given:
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):

@@ -13,6 +13,7 @@ from ops_registry.torch_private import TensorGuards
 from tracer.compiled.key import hooks_of, key_of_tensor
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Seen
+from tracer.compiled.optimizers import Optimizers
 from tracer.compiled.reached import Reached
 
 #: States are numbered through, whoever looks.
@@ -23,11 +24,17 @@ class Look:
     """One way to walk a step: with what a capture of it has met."""
 
     def __init__(
-        self, step: Callable[..., Any], modules: Sequence[torch.nn.Module], seen: Seen, leaf_hooks: bool = True
+        self,
+        step: Callable[..., Any],
+        modules: Sequence[torch.nn.Module],
+        seen: Seen,
+        leaf_hooks: bool = True,
+        optimizers: Optimizers | None = None,
     ) -> None:
-        """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too."""
+        """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too. ``optimizers``: may step inside."""
         self.seen = seen
         self._leaf_hooks = leaf_hooks
+        self._optimizers = optimizers
         #: The number of the state that the last call found: equal where a walk finds equal things.
         self.state = -1
         self._walked = step, modules
@@ -49,7 +56,7 @@ class Look:
         ):
             return reached
         self._roots = roots
-        return self._take(Reached(*self._walked, roots, self.seen, self._leaf_hooks))
+        return self._take(Reached(*self._walked, roots, self.seen, self._leaf_hooks, self._optimizers))
 
     def extend(self, reached: Reached) -> Reached:
         """What is to be kept of a walk for which a graph was captured: with all that the capture has met."""

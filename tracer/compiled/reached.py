@@ -24,18 +24,16 @@ import torch
 
 from ops_registry.torch_private import TensorBase, is_functional
 from tracer.compiled.code_names import names_in
+from tracer.compiled.followed import DESCRIPTORS, SIMPLE, is_followed, slots
 from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
+from tracer.compiled.optimizers import Hyperparameters, Optimizers, outside_of_steps
 from tracer.compiled.telling import differences, last_name
 from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
 
-SIMPLE = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
-     range, slice, type(Ellipsis)}
-)  # fmt: skip
 #: Memory outside of Python's objects, compared by value at each call.
 _MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 #: The most bytes of such memory that a call looks at.
@@ -49,14 +47,6 @@ _GLOBAL_HOOKS = [
 ]
 
 
-_DESCRIPTORS = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-)
-
-
 class Reached:
     """What a step reached when it was walked. ``unchanged()`` says whether a walk would find the same again."""
 
@@ -67,10 +57,11 @@ class Reached:
         roots: Iterable[Any] = (),
         seen: Seen | None = None,
         leaf_hooks: bool = True,
+        optimizers: Optimizers | None = None,
     ) -> None:
-        """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too."""
+        """``leaf_hooks``: hooks on leaves run in what is captured, and are walked too. ``optimizers``: may step inside."""
         self.seen = seen or Seen()
-        self._walked = step, tuple(modules), tuple(roots), self.seen, leaf_hooks
+        self._walked = step, tuple(modules), tuple(roots), self.seen, leaf_hooks, optimizers
         #: The same walk with what its capture has met, where that was more.
         self.extended: Reached | None = None
         #: The containers and tensors among the arguments of the call, by id: the next call brings others.
@@ -83,6 +74,10 @@ class Reached:
         #: What is no tensor and holds values that nobody is told of when they change: its name, what it is.
         self.opaque: list[tuple[str, str]] = []
         self.modules: list[torch.nn.Module] = []
+        #: The optimisers that may step inside; None where none may.
+        self.stepping: list[Hyperparameters] | None = None if optimizers is None else []
+        #: What may not be used in a full step: its name, the reason.
+        self.outside_of_steps: list[tuple[str, str]] = []
         #: Each plain value by its name; two walks that find the same facts have found the same step.
         self.facts: list[tuple[str, Any]] = []
         self.guards = Guards()
@@ -101,7 +96,7 @@ class Reached:
         self.guards.close()
 
     def _walk(self) -> None:
-        step, given, arguments, seen, _ = self._walked
+        step, given, arguments, seen, _, optimizers = self._walked
         for held in _GLOBAL_HOOKS:
             self._visit(held, "torch's hooks on all modules")
         for module in given:
@@ -112,6 +107,8 @@ class Reached:
             if seen.whole_arguments and isinstance(getattr(argument, "__dict__", None), dict):
                 self._visit(vars(argument), f"all of {name}")
         self._visit(step, getattr(step, "__name__", "step"))
+        for optimizer in () if optimizers is None else optimizers.given:
+            self._visit(optimizer, type(optimizer).__name__)
         for kind in (Tensor, torch.Tensor):
             self._visit_class(kind)
         for code, known, light in seen.codes.values():
@@ -127,6 +124,8 @@ class Reached:
             if whole and isinstance(getattr(value, "__dict__", None), dict):
                 self._visit(vars(value), f"all of {name}")
         self._visit_objects()
+        for known in self.stepping or ():
+            self._visit_state(known)
         named = self._read | self._variables
         self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
 
@@ -141,8 +140,8 @@ class Reached:
         if seen <= self.seen:
             return None
         seen = seen | self.seen
-        step, modules, roots, _, leaf_hooks = self._walked
-        again = Reached(step, modules, roots, seen, leaf_hooks)
+        step, modules, roots, _, *options = self._walked
+        again = Reached(step, modules, roots, seen, *options)
         if again.size != self.size:
             return seen
         self.extended = again
@@ -150,7 +149,7 @@ class Reached:
 
     def _leave_out_arguments(self, seen: Seen) -> None:
         """What the walk finds by itself is not kept: an argument is another object at the next call."""
-        _, _, arguments, _, _ = self._walked
+        arguments = self._walked[2]
         given = set(map(id, arguments))
         for key, (_, _, whole) in list(seen.objects.items()):
             if key in self.arguments:
@@ -198,6 +197,8 @@ class Reached:
             self._visit_tensor(value, name, module)
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value, name)
+        elif self.stepping is not None and self._visit_optimizer(value, name):
+            return
         elif not (
             self._visit_container(value, name, module)
             or self._visit_code(value, name)
@@ -320,7 +321,7 @@ class Reached:
                 self.guards.leaf(tensor)
             return
         node = tensor._node
-        if isinstance(node, Leaf) and self._walked[-1]:
+        if isinstance(node, Leaf) and self._walked[4]:
             self.guards.node(node)
             if node.extras is not None:
                 self._visit(node.extras.hooks, f"the hooks of {name}")
@@ -342,6 +343,38 @@ class Reached:
             if attribute not in ("_parameters", "_buffers", "_modules"):
                 self._visit(value, f"{name}.{attribute}", module=True)
         self._visit_class(type(module))
+
+    def _visit_optimizer(self, value: Any, name: str) -> bool:
+        """An optimiser that may step inside, or what may not be used there. Whether it was such."""
+        reason = outside_of_steps(value)
+        if reason:
+            self.outside_of_steps.append((name, reason))
+        elif isinstance(value, torch.optim.Optimizer) and self.stepping is not None:
+            self.stepping.append(self._walked[5].meet(value, name))
+            self.facts.append((name, ("optimizer", type(value))))
+            self.guards.kind(value)
+        return bool(reason) or isinstance(value, torch.optim.Optimizer)
+
+    def _visit_state(self, known: Hyperparameters) -> None:
+        """The parameters, the state and the numbers of an optimiser. Modules come before, so that their names stand."""
+        optimizer, name = known.optimizer, known.name
+        known.refresh()
+        self.guards.names(vars(optimizer), ("param_groups", "state"))
+        self.guards.items(optimizer.param_groups)
+        self.guards.whole(optimizer.state)
+        for position, group in enumerate(optimizer.param_groups):
+            self.guards.names(group, ("params",))
+            self.guards.items(group["params"])
+            for at, parameter in enumerate(group["params"]):
+                self._visit(parameter, f"{name}'s parameter {at} of group {position}", module=True)
+                held = optimizer.state.get(parameter, {})
+                self.guards.whole(held)
+                for key, value in held.items():
+                    self._visit(value, f"{name}'s {key} of parameter {at} of group {position}", module=True)
+        for key, tensor in known.tensors():
+            self._visit(tensor, f"{name}'s {key}", module=True)
+        self.facts.append((f"{name}'s groups", known.fixed()))
+        self.guards.answer(known.fixed)
 
     def _visit_class(self, kind: type) -> None:
         """A class whose attributes may be read: those named in code, and ``forward``."""
@@ -387,7 +420,7 @@ class Reached:
         if (
             isinstance(value, types.ModuleType | type)
             or is_engines(kind)
-            or not (hasattr(value, "__dict__") or _slots(value))
+            or not (hasattr(value, "__dict__") or slots(value))
         ):
             self.facts.append((name, ("object", id(value))))
         else:
@@ -431,7 +464,7 @@ class Reached:
         package = value.__name__.partition(".")[0] if isinstance(value, types.ModuleType) else ""
         closed = bool(package) and (package in CLOSED or is_library(value.__name__))
         for attribute in sorted(new):
-            if closed and not _is_followed(held[attribute]):
+            if closed and not is_followed(held[attribute]):
                 self._visit_patch(held, attribute, f"{name}.{attribute}")
             else:
                 self.guards.names(held, (attribute,))
@@ -439,7 +472,7 @@ class Reached:
         seen |= new
         if isinstance(value, types.ModuleType):
             return
-        for attribute in sorted((_slots(value) & self._read) - seen):
+        for attribute in sorted((slots(value) & self._read) - seen):
             seen.add(attribute)
             self.guards.slot(value, attribute)
             if hasattr(value, attribute):
@@ -452,32 +485,7 @@ class Reached:
             self.guards.names(kind, (attribute,))
             value = vars(kind)[attribute]
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-            if isinstance(function, types.FunctionType) or not (is_closed(kind) or type(value) in _DESCRIPTORS):
+            if isinstance(function, types.FunctionType) or not (is_closed(kind) or type(value) in DESCRIPTORS):
                 self._visit(function, f"{kind.__name__}.{attribute}")
             else:
                 self._note_identity(value, f"{kind.__name__}.{attribute}")
-
-
-def _slots(value: Any) -> frozenset[str]:
-    """The attributes of an object that lie in no dictionary."""
-    return _slots_of(type(value))  # type: ignore[arg-type]
-
-
-@functools.lru_cache(maxsize=1024)
-def _slots_of(kind: type) -> frozenset[str]:
-    if is_closed(kind):
-        return frozenset()
-    everything = (item for part in kind.__mro__ for item in vars(part).items())
-    return frozenset(name for name, value in everything if isinstance(value, types.MemberDescriptorType))
-
-
-def _is_followed(value: Any) -> bool:
-    """Whether an attribute of a module of a library, or of the standard library, holds more than itself."""
-    if isinstance(value, torch.Tensor | torch.nn.Module | dict | list | set | deque):
-        return True
-    kind = type(value)
-    return (
-        kind in SIMPLE
-        or isinstance(value, types.FunctionType | types.ModuleType | type)
-        or not (kind.__module__ == "builtins" or is_engines(kind))
-    )

@@ -10,12 +10,17 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from ops_registry.errors import GlassgradError
 from ops_registry.sites import is_users, user_frame
-from ops_registry.torch_private import NO_DATA_ERRORS, NO_SHAPE_ERRORS, UNKNOWN_TO_FAKE, is_functional
+from ops_registry.torch_private import (
+    NO_DATA_ERRORS,
+    NO_SHAPE_ERRORS,
+    UNKNOWN_TO_FAKE,
+    is_functional,
+)
 from tracer.backprop.api import backward, grad
 from tracer.compiled.memory_order import MemoryOrder
 from tracer.earlier_uses import native_leaves
@@ -175,14 +180,6 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
 
     ``inputs`` come from outside of it. ``order`` learns which calls write in place.
     """
-
-    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        raise CaptureError(
-            f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
-            f"not be part of the graph. Call it after the compiled step."
-        )
-
-    handle = register_optimizer_step_pre_hook(refuse)
     watch, drawn = Watch(frozenset(map(id, inputs)), order), _python_randomness()
     try:
         with watch:
@@ -197,6 +194,11 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             f"the step asks for the value of a tensor ({error.func}) {_line_in(error.__traceback__)}: by item(), float(), int(), bool(), a "
             f"branch (`if loss > 0`) or a comparison of whole tensors. A graph has no values to answer with: use torch.where for a "
             f"branch, keep numbers in tensors, or do it outside of the step."
+        ) from error
+    except GuardOnDataDependentSymNode as error:
+        raise CaptureError(
+            f"the step branches on a number of an optimiser (lr, betas), {_line_in(error.__traceback__)}, or makes another number of it "
+            f"(float, math): it is an input of the graph, which differs from call to call. Compute with it outside of the step."
         ) from error
     except NO_SHAPE_ERRORS as error:
         raise CaptureError(
@@ -231,7 +233,6 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
         ) from error
     finally:
-        handle.remove()
         _put_python_randomness(drawn)
 
 

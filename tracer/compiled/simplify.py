@@ -12,7 +12,16 @@ from ops_registry.torch_private import storage_key
 _aten = torch.ops.aten
 #: What gives its argument back, in a graph in which nothing is written before the end.
 _ALIASES = frozenset({_aten.detach.default, _aten.alias.default})
-_PURE = frozenset({_aten._fused_sdp_choice.default})
+#: What has no effect in a graph, whatever torch says of it: what it gives goes if nobody reads it.
+_PURE = frozenset(
+    {
+        _aten._fused_sdp_choice.default,
+        _aten._local_scalar_dense.default,
+        torch.ops.profiler._record_function_enter_new.default,
+    }
+)
+#: What the graph does not need: the profiler's marks of an optimiser's step.
+_MARKS = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
 #: Views, which may show all of what they look at as it is.
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand.default})
 
@@ -20,7 +29,10 @@ _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand
 def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.fx.GraphModule, list[int]]:
     """The same graph, simpler, and which of its inputs are left. The results at ``own`` share their memory with nothing."""
     graph = module.graph
-    for node in graph.nodes:
+    for node in list(graph.nodes):
+        if node.target in _MARKS:
+            graph.erase_node(node)
+            continue
         if node.target is _aten.cat.default:
             _leave_out_nothing(node)
         same = _same_as(node)

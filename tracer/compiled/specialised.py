@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import FakeTensorMode, suggest_memory_format, tree_any_only, tree_map
+from ops_registry.torch_private import suggest_memory_format, tree_any_only, tree_map
+from tracer.compiled.fused_steps import WithFusedSteps
 
 _Symbol = (torch.SymInt, torch.SymFloat)
 #: torch writes each op that fails into its log, with the whole stack.
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-class Specialising(FakeTensorMode):
+class Specialising(WithFusedSteps):
     """Tensors without values, whose symbolic sizes become numbers where an op can do nothing with them."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

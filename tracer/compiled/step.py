@@ -19,6 +19,7 @@ from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
+from tracer.compiled.optimizers import FullStep, Optimizers, StateToCome, optimizers_of
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
@@ -53,6 +54,7 @@ class CompiledStep:
         backend: Backend,
         dynamic: bool,
         check: bool,
+        fullstep: FullStep = False,
     ) -> None:
         check_backend(backend)
         functools.update_wrapper(self, step)
@@ -64,13 +66,18 @@ class CompiledStep:
         self._dynamic = dynamic
         self._check = check
         #: The one that served last comes first.
-        self._looks = [Look(step, self._modules, Seen(), self.leaf_hooks)]
+        one_by_one = (default_backend() if backend is None else backend) != "replay"
+        self._optimizers = Optimizers(optimizers_of(fullstep), one_by_one) if fullstep is not False else None
+        self._looks = [Look(step, self._modules, Seen(), self.leaf_hooks, self._optimizers)]
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        graph, tensors, is_new = self.find(args, kwargs)
+        try:
+            graph, tensors, is_new = self.find(args, kwargs)
+        except StateToCome:  # torch's own first step makes it
+            return self._step(*args, **kwargs)
         if is_new and self._check:
             return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
         return graph(tensors)
@@ -91,6 +98,8 @@ class CompiledStep:
             with DisableTorchFunctionSubclass():
                 reached = look.at(roots)
                 tensors = _all_tensors(reached, leaves)
+                for known in reached.stepping or ():
+                    known.fill()
             key = look.state, key_of_arguments(leaves, spec, reached.places), thread
             graph = self._graphs.get(key)
             if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
@@ -119,12 +128,15 @@ class CompiledStep:
             with DisableTorchFunctionSubclass():
                 reached = look.at(roots)
                 tensors = _all_tensors(reached, leaves)
+            if any(known.lacks_state() for known in reached.stepping or ()):
+                raise StateToCome
             key = look.state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
             try:
                 with kept_as_they_were((args, kwargs)):
                     graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
             except MetMore as met:
-                look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
+                seen = met.seen | look.seen if attempt else met.seen
+                look = Look(self._step, self._modules, seen, self.leaf_hooks, self._optimizers)
                 continue
             if reached.extended is not None:
                 with DisableTorchFunctionSubclass():
@@ -210,7 +222,7 @@ class CompiledStep:
             return make(self._backend, {})
         try:
             return make(self._backend, dims)
-        except MetMore:
+        except (MetMore, StateToCome):
             raise
         except Exception as error:
             # What is wrong with the step itself comes up again with fixed sizes.
