@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, inductor
+from tracer.compiled.numbers import as_tensors
 from tracer.compiled.replay import Replay
 from tracer.errors import CaptureError, GradientArgumentError
 
@@ -61,6 +62,7 @@ def _reshaping(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:
     for node in graph.graph.nodes:
         if node.target in (torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default):
             node.target = torch.ops.aten.reshape.default
+    as_tensors(graph.graph)
     graph.recompile()
     return graph
 
