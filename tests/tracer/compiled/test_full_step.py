@@ -1,0 +1,207 @@
+"""A full step, with the optimiser inside, leaves parameters, states and losses as the eager step does."""
+
+from __future__ import annotations
+
+import copy
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import nn
+import tracer
+
+O = torch.optim  # noqa: E741
+Step = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+X, Y = torch.randn(16, 4, generator=torch.Generator().manual_seed(0)), torch.arange(16) % 3
+
+
+def trained(kind: Any, options: dict[str, Any]) -> tuple[torch.nn.Module, Any, Step]:
+    torch.manual_seed(1)
+    model = nn.track(torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3)))
+    optimizer = kind(model.parameters(), **copy.deepcopy(options))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(x), y)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    return model, optimizer, step
+
+
+def assert_same_states(one: Any, other: Any) -> None:
+    torch.testing.assert_close(one.state_dict(), other.state_dict(), rtol=0, atol=0)
+
+
+OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "SGD": (O.SGD, {"lr": 0.1}),
+    "SGD with momentum": (O.SGD, {"lr": 0.1, "momentum": 0.9, "nesterov": True, "weight_decay": 0.01}),
+    "SGD foreach": (O.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1, "foreach": True, "maximize": True}),
+    "SGD fused": (O.SGD, {"lr": 0.1, "momentum": 0.9, "fused": True}),
+    "Adam": (O.Adam, {"lr": 0.01, "maximize": True}),
+    "Adam foreach": (O.Adam, {"lr": 0.01, "weight_decay": 0.1, "foreach": True}),
+    "Adam fused": (O.Adam, {"lr": 0.01, "fused": True}),
+    "Adam, lr a tensor": (O.Adam, {"lr": torch.tensor(0.01)}),
+    "AdamW": (O.AdamW, {"lr": 0.01, "amsgrad": True}),
+    "AdamW foreach": (O.AdamW, {"lr": 0.01, "amsgrad": True, "foreach": True}),
+    "AdamW fused": (O.AdamW, {"lr": 0.01, "amsgrad": True, "fused": True}),
+    "RMSprop": (O.RMSprop, {"lr": 0.01, "centered": True, "momentum": 0.5}),
+    "RMSprop foreach": (O.RMSprop, {"lr": 0.01, "foreach": True}),
+    "Adagrad": (O.Adagrad, {"lr": 0.01, "lr_decay": 0.1}),
+    "Adagrad foreach": (O.Adagrad, {"lr": 0.01, "weight_decay": 0.1, "foreach": True}),
+    "Adagrad fused": (O.Adagrad, {"lr": 0.01, "fused": True}),
+    "Adadelta": (O.Adadelta, {"lr": 0.1}),
+    "Adamax": (O.Adamax, {"lr": 0.01}),
+    "NAdam": (O.NAdam, {"lr": 0.01}),
+}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_twenty_steps_under_a_schedule_are_those_of_eager_and_one_graph(name: str) -> None:
+    (model, optimizer, step), (other, eager, eager_step) = trained(*OPTIMIZERS[name]), trained(*OPTIMIZERS[name])
+    compiled = tracer.compile(step, backend="replay", fullstep=True)
+    schedules = [O.lr_scheduler.ExponentialLR(each, 0.95) for each in (optimizer, eager)]
+    for _ in range(20):
+        assert torch.equal(compiled(X, Y).detach(), eager_step(X, Y).detach())
+        for schedule in schedules:
+            schedule.step()
+    assert_same_states(model, other)
+    assert_same_states(optimizer, eager)
+    assert all(p.grad is None for p in model.parameters())
+    assert len(compiled.explain().rows) == 1
+
+
+def test_other_numbers_are_fixed_until_they_change_and_inputs_from_then_on() -> None:
+    (model, optimizer, step), (other, eager, eager_step) = trained(*OPTIMIZERS["Adam"]), trained(*OPTIMIZERS["Adam"])
+    compiled = tracer.compile(step, backend="replay", fullstep=True)
+    for number in range(8):
+        for each in (optimizer, eager):
+            each.param_groups[0]["betas"] = (0.9 - 0.01 * number, 0.99)
+            each.param_groups[0]["weight_decay"] = 0.01 * number
+        compiled(X, Y), eager_step(X, Y)
+    assert_same_states(model, other)
+    assert len(compiled.explain().rows) <= 3
+
+
+def test_what_changes_between_calls_is_seen() -> None:
+    (model, optimizer, step), (other, eager, eager_step) = trained(*OPTIMIZERS["Adam"]), trained(*OPTIMIZERS["Adam"])
+    compiled = tracer.compile(step, backend="replay", fullstep=True)
+
+    def both(change: Callable[[torch.nn.Module, Any], Any]) -> None:
+        change(model, optimizer), change(other, eager)
+        for _ in range(2):
+            compiled(X, Y), eager_step(X, Y)
+        assert_same_states(model, other)
+        assert_same_states(optimizer, eager)
+
+    both(lambda m, o: None)
+    saved = copy.deepcopy(optimizer.state_dict())
+    both(lambda m, o: m[0].weight.requires_grad_(False))
+    both(lambda m, o: m[0].weight.requires_grad_(True))
+    both(lambda m, o: o.load_state_dict(copy.deepcopy(saved)))
+    both(lambda m, o: o.state.clear())
+    both(lambda m, o: (o.param_groups[0]["params"].pop(), o.state.clear()))
+    both(lambda m, o: setattr(m[0].weight, "grad", torch.ones(8, 4)))
+
+
+def test_gradients_are_left_as_eager_leaves_them() -> None:
+    def made() -> tuple[torch.nn.Module, Any, Step]:
+        model, optimizer, _ = trained(O.SGD, {"lr": 0.1})
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss = F.cross_entropy(model(x), y)
+            loss.backward()
+            optimizer.step()
+            return loss
+
+        return model, optimizer, step
+
+    (model, _, step), (other, _, eager_step) = made(), made()
+    compiled = tracer.compile(step, backend="replay", fullstep=True)
+    for _ in range(3):
+        compiled(X, Y), eager_step(X, Y)
+        for p, q in zip(model.parameters(), other.parameters(), strict=True):
+            assert torch.equal(p.grad, q.grad)
+    assert_same_states(model, other)
+
+
+def test_training_goes_on_eagerly() -> None:
+    (model, optimizer, step), (other, eager, eager_step) = trained(*OPTIMIZERS["Adam"]), trained(*OPTIMIZERS["Adam"])
+    compiled = tracer.compile(step, backend="replay", fullstep=optimizer, check=True)
+    for each in (compiled, compiled, compiled, step):
+        each(X, Y), eager_step(X, Y)
+    assert_same_states(model, other)
+    assert_same_states(optimizer, eager)
+
+
+def test_a_compiler_gets_numbers_as_tensors() -> None:
+    given = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        given.append(graph)
+        return graph
+
+    for name in ("SGD with momentum", "Adam", "AdamW", "RMSprop", "Adagrad"):
+        (model, _, step), (other, _, eager_step) = trained(*OPTIMIZERS[name]), trained(*OPTIMIZERS[name])
+        compiled = tracer.compile(step, backend=backend, fullstep=True)
+        for _ in range(20):
+            torch.testing.assert_close(compiled(X, Y).detach(), eager_step(X, Y).detach(), rtol=0, atol=1e-6)
+        torch.testing.assert_close(model.state_dict(), other.state_dict(), rtol=0, atol=1e-6)
+    assert all(node.target is not torch.ops.aten._local_scalar_dense.default for g in given for node in g.graph.nodes)
+
+
+def _refused(kind: Any, options: dict[str, Any], extra: Callable[[Any], Any], **full: Any) -> str:
+    model, optimizer, _ = trained(kind, options)
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> None:
+        F.cross_entropy(model(x), y).backward()
+        extra(optimizer)
+
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(tracer.CaptureError) as caught:
+        tracer.compile(step, backend="replay", **full)(X, Y)
+    torch.testing.assert_close(model.state_dict(), before, rtol=0, atol=0)
+    return str(caught.value)
+
+
+SCALER = torch.amp.GradScaler("cpu")
+SGD = (O.SGD, {"lr": 0.1})
+
+
+def with_a_hook(optimizer: Any) -> None:
+    optimizer.register_step_pre_hook(lambda *_: None)
+    optimizer.step()
+
+
+def sets_lr(optimizer: Any) -> None:
+    optimizer.step()
+    optimizer.param_groups[0]["lr"] *= 0.5
+
+
+REFUSED: dict[str, tuple[tuple[Any, dict[str, Any]], Callable[[Any], Any], str]] = {
+    "LBFGS": ((O.LBFGS, {}), lambda o: o.step(lambda: 0.0), r"LBFGS\.step\(\).*torch's SGD"),
+    "one that is not known": ((O.Rprop, {}), lambda o: o.step(), r"Rprop\.step\(\)"),
+    "a closure": (SGD, lambda o: o.step(lambda: 0.0), "got a closure"),
+    "a hook": (SGD, with_a_hook, "has hooks"),
+    "a gradient scaler": (SGD, lambda o: SCALER.step(o), "SCALER is used in a full step"),
+    "a branch on lr": (SGD, lambda o: o.param_groups[0]["lr"] > 1 and o.step(), "branches on a number"),
+    "a new lr": (SGD, sets_lr, "the step changes lr"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_in_a_full_step_is_refused_by_name(name: str) -> None:
+    (kind, options), extra, text = REFUSED[name]
+    message = _refused(kind, options, extra, fullstep=True)
+    assert re.search(text, message), message
+
+
+def test_without_fullstep_the_refusal_names_it() -> None:
+    assert "fullstep=True" in _refused(*SGD, lambda optimizer: optimizer.step())
