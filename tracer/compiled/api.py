@@ -51,6 +51,9 @@ def compile(
     Random numbers: a replayed graph takes those of torch's generator in the order of the eager step, so equal seeds give equal masks.
     Inductor draws its own, seeded from that generator.
 
+    ``fullstep``: the step may call ``optimizer.step()`` of torch's own optimisers; those that nothing in the step leads to are given. The
+    first call runs eagerly where that makes their state. Learning rates are read at each call. For steps alone, not for modules.
+
     Raises ``CaptureError``, an ``UnsupportedError``, at the first call, for a step that does what no graph can hold: values that leave it,
     branches and shapes that depend on values, optimiser steps, Python state that changes. ``step.explain()`` tells of its graphs.
     """
