@@ -124,8 +124,8 @@ class Reached:
             if whole and isinstance(getattr(value, "__dict__", None), dict):
                 self._visit(vars(value), f"all of {name}")
         self._visit_objects()
-        for known in self.stepping or ():
-            self._visit_state(known)
+        for optimizer_met in self.stepping or ():
+            self._visit_state(optimizer_met)
         named = self._read | self._variables
         self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
 
@@ -140,8 +140,8 @@ class Reached:
         if seen <= self.seen:
             return None
         seen = seen | self.seen
-        step, modules, roots, _, *options = self._walked
-        again = Reached(step, modules, roots, seen, *options)
+        step, modules, roots, _, leaf_hooks, optimizers = self._walked
+        again = Reached(step, modules, roots, seen, leaf_hooks, optimizers)
         if again.size != self.size:
             return seen
         self.extended = again
@@ -346,11 +346,11 @@ class Reached:
 
     def _visit_optimizer(self, value: Any, name: str) -> bool:
         """An optimiser that may step inside, or what may not be used there. Whether it was such."""
-        reason = outside_of_steps(value)
+        reason, optimizers = outside_of_steps(value), self._walked[5]
         if reason:
             self.outside_of_steps.append((name, reason))
-        elif isinstance(value, torch.optim.Optimizer) and self.stepping is not None:
-            self.stepping.append(self._walked[5].meet(value, name))
+        elif isinstance(value, torch.optim.Optimizer) and self.stepping is not None and optimizers is not None:
+            self.stepping.append(optimizers.meet(value, name))
             self.facts.append((name, ("optimizer", type(value))))
             self.guards.kind(value)
         return bool(reason) or isinstance(value, torch.optim.Optimizer)

@@ -70,10 +70,10 @@ class _Memory:
         self._given: set[int] = set()
         #: Of what it was given and writes over in the end: the call that does. Before, other values may lie there.
         self._until: dict[int, int] = {}
-        self._ends = {call: call.args[0] for call in graph.nodes if _is_last_write(call)}
+        self._ends: dict[torch.fx.Node, Any] = {call: call.args[0] for call in graph.nodes if _is_last_write(call)}
         for node, position in self.at.items():
             for argument in node.all_input_nodes:
-                if argument is self._ends.get(node) is not None:
+                if node in self._ends and argument is self._ends[node]:
                     self._until.update((memory, position) for memory in self.of(argument))
                     continue
                 for memory in self.of(argument):
@@ -184,11 +184,11 @@ def _parts_of(call: torch.fx.Node, memory: _Memory) -> list[tuple[Any, torch.Ten
     value: Any = call.meta["val"]
     nested = bool(value) and not isinstance(value[0], torch.Tensor)
     readers = {_place_of(reader, call): reader for reader in _readers(call)}
-    parts = []
+    parts: list[tuple[Any, torch.Tensor, torch.fx.Node]] = []
     given = [node for held in call.args if isinstance(held, list | tuple) for node in held]
     for at, held in enumerate(value if nested else [value]):
         for place, result in enumerate(held):
-            into = call.args[at][place]  # type: ignore[index]
+            into: Any = call.args[at][place]  # type: ignore[index]
             reader = readers.get((at, place) if nested else (place,))
             if reader is None and nested and at == 1:  # gradients: they are not written
                 continue
@@ -211,7 +211,7 @@ def _readers(call: torch.fx.Node) -> list[torch.fx.Node]:
 def _place_of(reader: torch.fx.Node, call: torch.fx.Node) -> tuple[int, ...]:
     if reader is call:
         return ()
-    return *_place_of(reader.args[0], call), reader.args[1]  # type: ignore[arg-type, return-value]
+    return *_place_of(reader.args[0], call), reader.args[1]  # type: ignore[arg-type]
 
 
 def _written_by(call: torch.fx.Node, memory: _Memory) -> Any:
