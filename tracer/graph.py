@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+from weakref import ref as reference_to
 
 import rustworkx as rx
 import torch
@@ -76,9 +77,12 @@ class Graph:
         self._nodes: list[weakref.ref[Node]] = []
         self._limit = 4096
         self._outer: list[tuple[Any, CutNotes | None]] = []
+        #: The level of ``torch.vmap`` around this graph: it is told too.
+        self._level: Any = None
 
     def __enter__(self) -> Graph:
         self._outer.append((current.__dict__.get("graph"), noting.cuts))
+        self._level = self._level_around()
         current.graph = self
         open_graphs.count += 1
         noting.cuts = self._cuts
@@ -88,6 +92,7 @@ class Graph:
 
     def __exit__(self, *exc: object) -> None:
         outer, noting.cuts = self._outer.pop()
+        self._level = self._level_around()
         open_graphs.count -= 1
         if self._cuts is not None:
             asked.add(-1)
@@ -95,6 +100,10 @@ class Graph:
             del current.graph  # what is left is the default of all threads
         else:
             current.graph = outer
+
+    def _level_around(self) -> Any:
+        outer = self._outer[-1][0] if self._outer else None
+        return None if isinstance(outer, Graph) else outer
 
     def note(self, node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> None:
         """Enter a node that was just recorded, by a call that gave ``result`` for the arguments ``bound``, where it is one of a rule.
@@ -109,13 +118,12 @@ class Graph:
         if self.keeps_values and bound is not None and isinstance(node, CallNode):
             node.values = Values(node.plan.rule, bound)
             node.values.keep_result(result)
-        outer = self._outer[-1][0]
-        if outer is not None or _Current.graph is not None:
-            for recorder in (_Current.graph, outer):  # anomaly mode; a level of torch.vmap around this graph
-                if recorder is not None and not isinstance(recorder, Graph):
-                    recorder.note(node)
+        if self._level is not None:
+            self._level.note(node)
+        if _Current.graph is not None:  # anomaly mode
+            _Current.graph.note(node)
         nodes = self._nodes
-        nodes.append(weakref.ref(node))
+        nodes.append(reference_to(node))
         if len(nodes) > self._limit:
             nodes[:] = [reference for reference in nodes if reference() is not None]
             self._limit = max(4096, 2 * len(nodes))
