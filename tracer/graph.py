@@ -20,7 +20,7 @@ from ops_registry.unused import census
 from tracer.errors import NoHistoryError, NotNotedError
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Leaf, Node, Output, flat, parts_of
-from tracer.notes.calls import Call, CallNotes
+from tracer.notes.calls import KEPT_CALLS, Call, CallNotes
 from tracer.notes.cuts import Cut, CutNotes, asked, noting
 from tracer.notes.finite import FiniteNotes
 from tracer.notes.values import Values
@@ -75,7 +75,7 @@ class Graph:
         #: Whether arguments and results are kept.
         self.keeps_values = values
         self._nodes: list[weakref.ref[Node]] = []
-        self._limit = 4096
+        self._limit = KEPT_CALLS
         self._outer: list[tuple[Any, CutNotes | None]] = []
         #: The level of ``torch.vmap`` around this graph: it is told too.
         self._level: Any = None
@@ -111,8 +111,8 @@ class Graph:
         References to nodes that are gone are dropped once there may be many. The limit doubles with what is alive, so that each node is
         looked at a constant number of times on average.
         """
-        if self._calls is not None and self._calls.note(node):
-            self._drop_notes(node)
+        if self._calls is not None:
+            self._calls.note(node)
         if self._finite is not None:
             self._finite.note(node.serial, result)
         if self.keeps_values and bound is not None and isinstance(node, CallNode):
@@ -125,14 +125,15 @@ class Graph:
         nodes = self._nodes
         nodes.append(reference_to(node))
         if len(nodes) > self._limit:
-            nodes[:] = [reference for reference in nodes if reference() is not None]
-            self._limit = max(4096, 2 * len(nodes))
+            self._drop_what_is_gone()
 
-    def _drop_notes(self, newest: Node) -> None:
-        assert self._calls is not None
-        self._calls.drop({node.serial for node in self.nodes()} | {newest.serial})
-        if self._finite is not None:
-            self._finite.drop(self._calls)
+    def _drop_what_is_gone(self) -> None:
+        self._nodes = [reference for reference in self._nodes if reference() is not None]
+        self._limit = max(KEPT_CALLS, 2 * len(self._nodes))
+        if self._calls is not None:
+            self._calls.drop({node.serial for node in self.nodes()})
+            if self._finite is not None:
+                self._finite.drop(self._calls)
 
     def nodes(self) -> list[Node]:
         """The live nodes recorded here, in the order in which they were recorded, leaves and results not counted."""

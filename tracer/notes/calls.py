@@ -47,21 +47,19 @@ class CallNotes:
         self._sites = sites
         #: What a site is made of, and the numbers of the parents: ``Node.place``.
         self._notes: dict[int, tuple[Any, ...]] = {}
-        self._limit = 2 * KEPT_CALLS
         self._most_alive = 0
         #: How many notes have been dropped, and the highest serial number among them.
         self.dropped = 0
         self.last_dropped = -1
 
-    def note(self, node: Node) -> bool:
-        """Note the call of ``node``. Returns whether it is time to ``drop`` some."""
-        notes = self._notes
+    def note(self, node: Node) -> None:
+        """Note the call of ``node``."""
         if self._sites:
             # From above the frame that recorded the call: that one, this one and that of ``Graph.note`` are nobody's site.
-            notes[node.serial] = node.place = (node.op,) + find_place(4) + serials(node.parents)
+            # Tuples are added up, for with stars there is a list between.
+            self._notes[node.serial] = node.place = (node.op,) + find_place(4) + serials(node.parents)  # noqa: RUF005
         else:
-            notes[node.serial] = (node.op, NO_MODULE, None, 0) + serials(node.parents)
-        return len(notes) > self._limit
+            self._notes[node.serial] = (node.op, NO_MODULE, None, 0, *serials(node.parents))
 
     def drop(self, alive: set[int]) -> None:
         """Drop the oldest notes of calls that are gone: the latest are kept, twice as many as the most that were ever ``alive``."""
@@ -74,8 +72,6 @@ class CallNotes:
         if oldest:
             self.dropped += len(oldest)
             self.last_dropped = oldest[-1]
-        # So that each note is looked at a constant number of times on average.
-        self._limit = 2 * max(len(self._notes), KEPT_CALLS)
 
     def __len__(self) -> int:
         """How many notes there are."""
