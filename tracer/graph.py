@@ -20,7 +20,8 @@ from ops_registry.unused import census
 from tracer.errors import NoHistoryError, NotNotedError
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Leaf, Node, Output, flat, parts_of
-from tracer.notes.calls import KEPT_CALLS, Call, CallNotes
+from tracer.notes import calls
+from tracer.notes.calls import Call, CallNotes
 from tracer.notes.cuts import Cut, CutNotes, asked, noting
 from tracer.notes.finite import FiniteNotes
 from tracer.notes.values import Values
@@ -75,7 +76,7 @@ class Graph:
         #: Whether arguments and results are kept.
         self.keeps_values = values
         self._nodes: list[weakref.ref[Node]] = []
-        self._limit = KEPT_CALLS
+        self._limit = calls.KEPT_CALLS
         self._outer: list[tuple[Any, CutNotes | None]] = []
         #: The level of ``torch.vmap`` around this graph: it is told too.
         self._level: Any = None
@@ -129,7 +130,7 @@ class Graph:
 
     def _drop_what_is_gone(self) -> None:
         self._nodes = [reference for reference in self._nodes if reference() is not None]
-        self._limit = max(KEPT_CALLS, 2 * len(self._nodes))
+        self._limit = max(calls.KEPT_CALLS, 2 * len(self._nodes))
         if self._calls is not None:
             self._calls.drop({node.serial for node in self.nodes()})
             if self._finite is not None:
