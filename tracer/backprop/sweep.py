@@ -182,6 +182,7 @@ class Sweep:
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
         narrow, filling = self.narrow, fast and self.targets is None
         common = not (narrow or recorded)
+        tensor: Any
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -233,7 +234,7 @@ class Sweep:
                 except Exception as error:
                     say_where(error, node)
                     raise
-                grad = saved = None  # let the buffers go before the next rule allocates its own
+                grad = saved = tensor = None  # let the buffers go before the next rule allocates its own
             elif filling and type(node) is Leaf and node in grads and node.extras is None and not node.adopted:
                 if (variable := node.variable) is not None:
                     self.leaves.append((variable, [take(node)]))  # the one reference, as in ``_visit_node``
