@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import storage_key
-from tracer.compiled.simplify import same_geometry
+from tracer.compiled.simplify import is_view, same_geometry
 
 _aten = torch.ops.aten
 #: A value with another in a part of it, and the view that is this part.
@@ -44,11 +44,20 @@ class _Memory:
         #: What the graph was given, and may not write over.
         self._given: set[int] = set()
         for node, position in self.at.items():
+            self._note_view(node)
             for argument in node.all_input_nodes:
                 for memory in self.of(argument):
                     self._last[memory] = position
             if node.op in ("placeholder", "get_attr") or node.target is _aten.lift_fresh.default:
                 self._given.update(self.of(node))
+
+    def _note_view(self, node: torch.fx.Node) -> None:
+        """A view lies in the memory of what it looks at. In the capture it may look at another copy of that, made after a write."""
+        if node.args and isinstance(node.args[0], torch.fx.Node) and is_view(node):
+            (base,) = self.of(node.args[0])
+            for memory in self.of(node):
+                if memory != base:
+                    self._moved[memory] = base
 
     def of(self, node: torch.fx.Node) -> list[int]:
         """The memory of a value; of each, where a call gives several."""
