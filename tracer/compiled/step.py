@@ -15,13 +15,14 @@ from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import MetMore, make_graph
-from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread, open_modes
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
+from tracer.compiled.whose import is_engines
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
@@ -87,6 +88,8 @@ class CompiledStep:
             roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
             spec = spec, types_of_keys((args, kwargs))
         thread = key_of_thread()
+        if modes := open_modes():
+            roots = *roots, *[mode for mode in modes if not is_engines(type(mode))]
         for look in self._looks:
             with DisableTorchFunctionSubclass():
                 reached = look.at(roots)
