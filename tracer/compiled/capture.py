@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off, storage_key
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import DenseAlone
@@ -20,6 +20,7 @@ from tracer.compiled.memory_order import MemoryOrder
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.origins import Origins, name_nodes
+from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.random_numbers import random_numbers
 from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
@@ -75,8 +76,12 @@ class Captured:
     observer: Observer
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
+    #: Tensors that the step has made and that somebody keeps, with their positions among the results.
+    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
+    #: What the step leaves in Python's objects.
+    writes: PythonWrites | None = None
 
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
@@ -102,6 +107,7 @@ class _Run:
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
+    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
 
 def capture_step(
@@ -110,10 +116,12 @@ def capture_step(
     names: Sequence[str],
     grads: Sequence[torch.Tensor | None],
     dims: Dims,
+    keep: Callable[[], list[torch.Tensor]] = list,
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that the
+    step has made and that somebody keeps, the step's own tensors among them: the others are results too. Raises ``CaptureError`` for what
     no graph can hold.
     """
     run, written, observer = _Run(), list[int](), Observer()
@@ -131,6 +139,7 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
+                _collect_kept(run, keep(), value, originals)
         return run.results
 
     stage = Stage(dims)
@@ -165,6 +174,7 @@ def capture_step(
         run.looks_at_offset,
         observer,
         stage,
+        run.kept,
         strangers,
     )
 
@@ -220,6 +230,24 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
             tracked = type(leaf) is Tensor
             run.returned.append(Returned("result", len(run.results), tracked, tracked and leaf.requires_grad))
             run.results.append(plain_alias(leaf))
+
+
+def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:
+    """Note the tensors that the step has made and that somebody keeps. They are given memory of their own."""
+    known = set(map(id, [original.tensor for original in originals]))
+    returned = [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)] if kept else []
+    taken = {storage_key(tensor) for tensor in [*(original.tensor for original in originals), *returned]}
+    for tensor in kept:
+        if id(tensor) in known:
+            continue
+        if storage_key(tensor) in taken:
+            raise CaptureError(
+                f"the step keeps a tensor of shape {tuple(tensor.shape)} that shares its memory with another one that is kept, given or "
+                f"returned: in a graph they are two. Keep a copy (x.clone()), or fill the cache before the step is compiled."
+            )
+        taken.add(storage_key(tensor))
+        run.kept.append((tensor, len(run.results)))
+        run.results.append(plain_alias(tensor))
 
 
 def _strangers(graph: torch.fx.GraphModule) -> list[torch.Tensor]:

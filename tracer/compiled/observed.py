@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from ops_registry.sites import user_frame
+from tracer.compiled.caches import forget_made_by
 from tracer.compiled.code_names import names_in
 from tracer.errors import CaptureError
 
@@ -167,14 +168,14 @@ class Observer:
         what, where, remedy = self.refused[0]
         return CaptureError(f"the step {what}, {where}: what it got would be the same for ever in a graph. {remedy}")
 
-    def changed(self) -> str:
-        """The name of an attribute or a global that the step has changed, which is put back; empty where there is none."""
+    def changed(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Attributes and globals that the step has changed, and that are put back: a name for each, its namespace, its name there."""
         self._drop_temporaries()
-        found = ""
+        found = []
         for owner, (name, held, before) in self._before.items():
             for key in list(before if owner in self.codes else held.keys() | before.keys()):
                 if held.get(key, _ABSENT) is not before.get(key, _ABSENT):
-                    found = found or (f"{name}.{key}" if name else key)
+                    found.append((f"{name}.{key}" if name else key, held, key))
                     held.pop(key, None)
                     if key in before:
                         held[key] = before[key]
@@ -362,6 +363,7 @@ def run_observed(call: Callable[[], Any], observer: Observer) -> Any:
         if counts:
             observer.made = set(map(id, gc.get_objects()))
             gc.unfreeze()
+        forget_made_by(observer.codes.values())
         enable = getattr(before, "enable", None)
         if enable is not None:  # cProfile's, which lies in C
             enable()

@@ -23,11 +23,12 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import TensorBase, is_functional
+from tracer.compiled.caches import forget_made
 from tracer.compiled.code_names import names_in
 from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
-from tracer.compiled.telling import differences, last_name
+from tracer.compiled.telling import last_name
 from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
@@ -78,6 +79,10 @@ class Reached:
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
+        #: Those that a step has made that is being captured, and has left somewhere.
+        self.made: list[torch.Tensor] = []
+        #: What keeps results of functions in C's memory.
+        self._caches: list[Any] = []
         #: Those that stand in a module, by id.
         self.in_modules: set[int] = set()
         #: What is no tensor and holds values that nobody is told of when they change: its name, what it is.
@@ -159,16 +164,15 @@ class Reached:
                 seen.whole_arguments |= whole
                 del seen.objects[key]
 
-    def changes(self) -> str:
-        """What is not as it was at the walk, in words; empty where all is."""
-        if self.unchanged():
-            return ""
-        again = Reached(*self._walked)
-        found = differences(self.facts, again.facts)
-        if not found:
-            pairs = zip(self.names, self.tensors, again.tensors, strict=False)
-            found = [f"{name} (another tensor)" for name, tensor, other in pairs if tensor is not other]
-        return found[0] if found else "an object that it reaches, for another one"
+    @property
+    def given(self) -> frozenset[int]:
+        """The ids of the arguments that are objects, of their namespaces, and of the containers and tensors among arguments."""
+        _, _, arguments, _, _ = self._walked
+        return self.arguments | {id(part) for given in arguments for part in (given, getattr(given, "__dict__", given))}
+
+    def again(self) -> Reached:
+        """The same walk over all as it is now."""
+        return Reached(*self._walked)
 
     def draws(self) -> str:
         """The name of a random generator of Python's or NumPy's that has drawn since the walk; empty where none has."""
@@ -178,6 +182,8 @@ class Reached:
         """Put everything back to what it was at the walk, in place."""
         if not self.unchanged():
             self.guards.put_back()
+        for cache in self._caches:
+            forget_made(cache)
         for _, value, state in self._generators:
             put_state(value, state)
 
@@ -240,6 +246,7 @@ class Reached:
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, name)
         elif isinstance(value, functools._lru_cache_wrapper):
+            self._caches.append(value)
             self._visit(value.__wrapped__, name)
         else:
             return False
@@ -301,8 +308,9 @@ class Reached:
         self._kept.append(value)  # its id stands for it
 
     def _visit_tensor(self, tensor: torch.Tensor, name: str, module: bool) -> None:
-        if is_functional(tensor):  # the step has made it, in a capture
+        if is_functional(tensor):
             self.facts.append((name, ("tensor", "of this step")))
+            self.made.append(tensor)
             return
         self.facts.append((name, ("tensor", len(self.tensors))))
         self.tensors.append(tensor)

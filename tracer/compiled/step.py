@@ -19,6 +19,7 @@ from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
+from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
@@ -98,7 +99,7 @@ class CompiledStep:
             graph = self._graphs.get(key)
             if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
                 graph = self._graphs.get((key, graph.captured.looks(tensors)))
-            if graph is not None:
+            if graph is not None and (graph.captured.writes is None or graph.captured.writes.applies):
                 self._serves(look)
                 return graph, tensors, False
         return *self._new(leaves, spec, roots, args, kwargs), True
@@ -109,11 +110,18 @@ class CompiledStep:
             self._looks.insert(0, look)
 
     def _new(
-        self, leaves: Sequence[Any], spec: Any, roots: tuple[Any, ...], args: Any, kwargs: Any
+        self,
+        leaves: Sequence[Any],
+        spec: Any,
+        roots: tuple[Any, ...],
+        args: Any,
+        kwargs: Any,
+        found_written: bool = False,
     ) -> tuple[Any, list[torch.Tensor]]:
         """A graph for a call that is served by none yet, and the tensors that it runs on.
 
         A capture may meet more than the walk before it had found. Then the step is walked with that, and captured again.
+        ``found_written``: the step finds what it has left in Python's objects, and must leave nothing more there.
         """
         if len(self._made) >= KEPT:
             self._forget()
@@ -123,20 +131,33 @@ class CompiledStep:
                 reached = look.at(roots)
                 tensors = _all_tensors(reached, leaves)
             key = look.state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
+            family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
+            with DisableTorchFunctionSubclass():
+                known = family.find(tensors)
             try:
                 with kept_as_they_were((args, kwargs)):
-                    graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
+                    graph = known or self._make(reached, tensors, args, kwargs, family)
             except MetMore as met:
                 look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
                 continue
+            writes = graph.captured.writes
+            if writes is not None and found_written:
+                raise writes.refusal()
             if reached.extended is not None:
                 with DisableTorchFunctionSubclass():
                     look.extend(reached)
-                family = self._families[key_without_sizes(key)]
                 key = look.state, *key[1:]
                 self._families[key_without_sizes(key)] = family
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
+            if known is None:
+                with DisableTorchFunctionSubclass():
+                    named = _named_key(reached.extended or reached, graph.names, leaves, key)
+                    self._note(graph, named, family.broken(tensors))
+                if writes is not None:
+                    self._refuse_more_writes(graph, writes, leaves, spec, roots, args, kwargs)
+                with DisableTorchFunctionSubclass():
+                    family.add(graph, tensors, len(reached.tensors))
             if graph.conditions is not None and len(self._graphs) > REMEMBERED:
                 self._graphs = {known: other for known, other in self._graphs.items() if other.conditions is None}
             self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
@@ -146,6 +167,17 @@ class CompiledStep:
             f"outside of the step."
         )
 
+    def _refuse_more_writes(self, graph: Any, writes: PythonWrites, *call: Any) -> None:
+        """Capture the step as it finds what ``graph`` leaves behind; raise ``CaptureError`` where it writes something else then."""
+        writes.do()
+        try:
+            self._new(*call, found_written=True)
+        except BaseException:
+            self._made.remove(graph)
+            raise
+        finally:
+            writes.undo()
+
     def _forget(self) -> None:
         """Let go of all graphs: where each call makes one, they would fill the memory."""
         self._graphs.clear()
@@ -153,22 +185,6 @@ class CompiledStep:
         self._made.clear()
         for look in self._looks:
             look.forget()
-
-    def _graph_of_family(
-        self, key: Any, reached: Reached, tensors: list[torch.Tensor], leaves: Sequence[Any], args: Any, kwargs: Any
-    ) -> Any:
-        """A graph for a call of sizes not seen before: one of symbolic sizes, or a new one."""
-        family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
-        with DisableTorchFunctionSubclass():
-            graph = family.find(tensors)
-        if graph is not None:
-            return graph
-        graph = self._make(reached, tensors, args, kwargs, family)
-        with DisableTorchFunctionSubclass():
-            named = _named_key(reached.extended or reached, graph.names, leaves, key)
-            self._note(graph, named, family.broken(tensors))
-            family.add(graph, tensors, len(reached.tensors))
-        return graph
 
     def explain(self) -> CompiledStepReport:
         """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
