@@ -120,9 +120,8 @@ def capture_step(
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that the
-    step has made and that somebody keeps, the step's own tensors among them: the others are results too. Raises ``CaptureError`` for what
-    no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that somebody
+    keeps; those that the step has made are results too. Raises ``CaptureError`` for what no graph can hold.
     """
     run, written, observer = _Run(), list[int](), Observer()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]

@@ -169,7 +169,9 @@ def checked_capture(
         )
     captured, strangers, writes = _observed_capture(call, reached, tensors, names, dims)
     if writes is not None and writes.made:
-        captured, strangers, writes = _observed_capture(call, reached, tensors, names, dims, lambda: reached.again().made)
+        captured, strangers, writes = _observed_capture(
+            call, reached, tensors, names, dims, lambda: reached.again().made
+        )
     captured.writes = writes
     return captured, strangers
 
@@ -184,7 +186,7 @@ def _observed_capture(
 ) -> tuple[Captured, list[torch.Tensor], PythonWrites | None]:
     """One capture, and what else the step did meanwhile. All is put back."""
     try:
-        captured, strangers = _capture(call, tensors, names, dims, keep)
+        captured, strangers = _capture(call, reached, tensors, names, dims, keep)
         try:
             _refuse_homeless(captured, reached, tensors)
             if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
@@ -231,6 +233,7 @@ def _refuse_observed(observer: Observer, reached: Reached) -> None:
 
 def _capture(
     call: Callable[[], Any],
+    reached: Reached,
     tensors: list[torch.Tensor],
     names: list[str],
     dims: Dims,
@@ -246,6 +249,7 @@ def _capture(
         if captured.looks_at_grad and not captured.given:
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):
+                _put_back(captured.observer, reached)
                 continue
         if not captured.strangers:
             return captured, strangers
@@ -254,9 +258,17 @@ def _capture(
         if strangers:
             raise CaptureError(
                 f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
-                f"loader, a file): it would be that of the first call for ever. Make it outside, and pass it as an argument."
+                f"loader, a file, a parameter that is made there): it would be that of the first call for ever. Make it outside, and pass "
+                f"it as an argument."
             )
         strangers += found.values()
+        _put_back(captured.observer, reached)
+
+
+def _put_back(observer: Observer, reached: Reached) -> None:
+    """The step finds all as it was when it runs once more."""
+    observer.changed()
+    reached.put_back()
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:

@@ -274,10 +274,12 @@ def _fill_cell(cell: types.CellType, content: Any) -> None:
 
 
 def _fill_slot(value: Any, name: str, content: Any) -> None:
-    if content is not _MISSING:
-        setattr(value, name, content)
-    elif hasattr(value, name):
+    if getattr(value, name, _MISSING) is content:  # it may be one that nobody can set
+        return
+    if content is _MISSING:
         delattr(value, name)
+    else:
+        setattr(value, name, content)
 
 
 def _parted(held: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, Any], frozenset[str]]:

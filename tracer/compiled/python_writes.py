@@ -1,8 +1,8 @@
 """What a step leaves in Python's objects: a cache that it fills at its first call, a setting that it makes up then.
 
-A graph computes, and no more. But where a step that finds what it has written writes nothing else, its first call can leave that behind, and
-every later one is a graph that was captured with it there. The state is what the first capture left; a second one, from that state, shows
-whether anything else is written. A counter is, a list that grows, the last batch: these are refused.
+A graph computes, and no more. But where a step that finds what it has written writes nothing else, its first call can leave that behind,
+and every later one is a graph that was captured with it there. A second capture, from the state that the first has left, shows whether
+anything else is written. A counter is, a list that grows, the last batch: these are refused.
 """
 
 from __future__ import annotations
@@ -55,8 +55,9 @@ class PythonWrites:
 def refusal(told: str) -> CaptureError:
     """``told`` says what the step writes."""
     return CaptureError(
-        f"the step changes {told}, and a graph would not: each later call would find it as it is now. Keep it outside of the step, or in a "
-        f"buffer that is written in place. (If the step only fills a cache, run it once before it is compiled.)"
+        f"the step changes {told}, at each call anew, or to what no graph can leave there (an argument, a value with a history). Keep it "
+        f"outside of the step, or in a buffer that is written in place. (A cache that is filled once can be filled before the step is "
+        f"compiled.)"
     )
 
 

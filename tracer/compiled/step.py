@@ -99,7 +99,7 @@ class CompiledStep:
             graph = self._graphs.get(key)
             if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
                 graph = self._graphs.get((key, graph.captured.looks(tensors)))
-            if graph is not None and (graph.captured.writes is None or graph.captured.writes.applies):
+            if graph is not None and _can_serve(graph):
                 self._serves(look)
                 return graph, tensors, False
         return *self._new(leaves, spec, roots, args, kwargs), True
@@ -116,12 +116,12 @@ class CompiledStep:
         roots: tuple[Any, ...],
         args: Any,
         kwargs: Any,
-        found_written: bool = False,
+        earlier: PythonWrites | None = None,
     ) -> tuple[Any, list[torch.Tensor]]:
         """A graph for a call that is served by none yet, and the tensors that it runs on.
 
         A capture may meet more than the walk before it had found. Then the step is walked with that, and captured again.
-        ``found_written``: the step finds what it has left in Python's objects, and must leave nothing more there.
+        ``earlier``: what the step has left in Python's objects, and finds there now; it must leave nothing more.
         """
         if len(self._made) >= KEPT:
             self._forget()
@@ -134,6 +134,8 @@ class CompiledStep:
             family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
             with DisableTorchFunctionSubclass():
                 known = family.find(tensors)
+            if known is not None and not _can_serve(known):
+                known = None
             try:
                 with kept_as_they_were((args, kwargs)):
                     graph = known or self._make(reached, tensors, args, kwargs, family)
@@ -141,8 +143,8 @@ class CompiledStep:
                 look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
                 continue
             writes = graph.captured.writes
-            if writes is not None and found_written:
-                raise writes.refusal()
+            if writes is not None and earlier is not None:
+                raise earlier.refusal()
             if reached.extended is not None:
                 with DisableTorchFunctionSubclass():
                     look.extend(reached)
@@ -167,11 +169,20 @@ class CompiledStep:
             f"outside of the step."
         )
 
-    def _refuse_more_writes(self, graph: Any, writes: PythonWrites, *call: Any) -> None:
+    def _refuse_more_writes(
+        self,
+        graph: Any,
+        writes: PythonWrites,
+        leaves: Sequence[Any],
+        spec: Any,
+        roots: tuple[Any, ...],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
         """Capture the step as it finds what ``graph`` leaves behind; raise ``CaptureError`` where it writes something else then."""
         writes.do()
         try:
-            self._new(*call, found_written=True)
+            self._new(leaves, spec, roots, args, kwargs, writes)
         except BaseException:
             self._made.remove(graph)
             raise
@@ -242,6 +253,12 @@ class CompiledStep:
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
                 f"dynamic=False: each shape gets a graph of its own."
             ) from error
+
+
+def _can_serve(graph: Any) -> bool:
+    """Whether what a graph leaves in Python's objects can be left there now."""
+    writes = graph.captured.writes
+    return writes is None or writes.applies
 
 
 def _named_key(reached: Reached, names: list[str], leaves: Sequence[Any], key: Any) -> list[tuple[str, Any]]:
