@@ -120,8 +120,8 @@ def capture_step(
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that somebody
-    keeps; those that the step has made are results too. Raises ``CaptureError`` for what no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that
+    somebody keeps; those that the step has made are results too. Raises ``CaptureError`` for what no graph can hold.
     """
     run, written, observer = _Run(), list[int](), Observer()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
@@ -151,9 +151,7 @@ def capture_step(
     with Graph(sites=True), cudnn_off():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
-    run.looks_at_offset |= any(
-        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
-    )
+    run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
     name_nodes(graph.graph, [all_names[i] for i in used])
@@ -176,6 +174,10 @@ def capture_step(
         run.kept,
         strangers,
     )
+
+
+def _looks_at_offset(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_opname", "").startswith("as_strided")
 
 
 def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:
