@@ -163,6 +163,11 @@ def checked_capture(
         _check_kind(tensor, name)
     if reached.opaque:
         name, kind = reached.opaque[0]
+        if kind == "a file":
+            raise CaptureError(
+                f"{name}, a file, is reached by the step: a graph would neither read nor write there. Read what the step needs outside of "
+                f"it, and pass that as an argument; return what is to be written."
+            )
         raise CaptureError(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."

@@ -13,6 +13,7 @@ import ctypes
 import enum
 import functools
 import gc
+import io
 import sys
 import types
 import weakref
@@ -100,6 +101,7 @@ class Reached:
         self._objects: list[tuple[str, Any, dict[str, Any], set[str]]] = []
         self._classes: dict[type, set[str]] = {}
         self._iterators: list[str] = []
+        self._files: list[str] = []
         self._generators: list[tuple[str, Any, Any]] = []
         self._walk()
         self.places = {id(tensor): position for position, tensor in enumerate(self.tensors)}
@@ -134,6 +136,7 @@ class Reached:
         self._visit_objects()
         named = self._read | self._variables
         self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
+        self.opaque += [(name, "a file") for name in self._files if last_name(name) in named]
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -376,6 +379,10 @@ class Reached:
         elif isinstance(value, weakref.ref):
             self.guards.answer(lambda: id(value()))
             self._visit(value(), name)
+        elif isinstance(value, io.IOBase):
+            self.facts.append((name, ("object", id(value))))
+            if value not in (sys.stdout, sys.stderr):
+                self._files.append(name)
         elif isinstance(value, collections.abc.Iterator):
             self.facts.append((name, ("object", id(value))))
             self._iterators.append(name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -70,6 +70,7 @@ class CompiledStep:
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
+        self._told: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph, tensors, is_new = self.find(args, kwargs)
@@ -153,6 +154,7 @@ class CompiledStep:
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
             if known is None:
+                self._tell(graph.captured.observer.told)
                 with DisableTorchFunctionSubclass():
                     named = _named_key(reached.extended or reached, graph.names, leaves, key)
                     self._note(graph, named, family.broken(tensors))
@@ -217,6 +219,18 @@ class CompiledStep:
                 UserWarning,
                 stacklevel=4,
             )
+
+    def _tell(self, told: Mapping[str, str]) -> None:
+        """Say once of each thing that it is done while a graph is captured, and not when it runs."""
+        for what, where in told.items():
+            if what not in self._told:
+                self._told.add(what)
+                warnings.warn(
+                    f"{getattr(self, '__name__', 'a step')} {what}, {where}: that happens while it is captured, and not at each call, "
+                    f"which runs a graph. Do it outside of the step, with what the step returns.",
+                    UserWarning,
+                    stacklevel=5,
+                )
 
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
         """The graph of a call with these arguments, without running it."""
