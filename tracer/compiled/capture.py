@@ -187,6 +187,11 @@ def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> Non
                 f"the step writes a value with a history into {name}, of shape {tuple(original.tensor.shape)}, and leaves it there: the "
                 f"next step would go back into this one. Write x.detach(), or under torch.no_grad()."
             )
+        if original.has_other_hooks:
+            raise CaptureError(
+                f"the step leaves other hooks on {name}, of shape {tuple(original.tensor.shape)}, than there were: a graph would not, and "
+                f"each later call would find them. Register and remove hooks outside of the step, or remove them in it again."
+            )
         if original.is_another:
             raise CaptureError(
                 f"the step gives {name} other memory or another shape (.data =, set_, resize_, t_, unsqueeze_), and a graph only writes "

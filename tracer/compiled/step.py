@@ -70,6 +70,7 @@ class CompiledStep:
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
+        self._let_go = 0
         self._told: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -186,13 +187,14 @@ class CompiledStep:
         try:
             self._new(leaves, spec, roots, args, kwargs, writes)
         except BaseException:
-            self._made.remove(graph)
+            self._made = [other for other in self._made if other is not graph]
             raise
         finally:
             writes.undo()
 
     def _forget(self) -> None:
         """Let go of all graphs: where each call makes one, they would fill the memory."""
+        self._let_go += len(self._made)
         self._graphs.clear()
         self._families.clear()
         self._made.clear()
@@ -200,11 +202,11 @@ class CompiledStep:
             look.forget()
 
     def explain(self) -> CompiledStepReport:
-        """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
+        """The graphs that there are: their keys and times, how often each ran, what differed when it was captured; how many were let go."""
         backend = self._backend if isinstance(self._backend, str) else default_backend()
         if callable(self._backend):
             backend = getattr(self._backend, "__name__", "a function")
-        return CompiledStepReport(getattr(self, "__name__", "step"), backend, self._made)
+        return CompiledStepReport(getattr(self, "__name__", "step"), backend, self._made, self._let_go)
 
     def _note(self, graph: Any, key: list[tuple[str, Any]], broken: list[str]) -> None:
         """What the nearest graph before was made for tells why this one had to be."""

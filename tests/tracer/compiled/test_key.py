@@ -198,6 +198,16 @@ def test_explain_says_what_differed() -> None:
     assert "captured since these differed" in str(compiled.explain())
 
 
+def test_explain_tells_of_graphs_that_were_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.compiled.step.KEPT", 2)
+    compiled = tracer.compile(lambda x, factor: x * factor, backend="replay")
+    for factor in range(5):
+        torch.testing.assert_close(compiled(torch.ones(3), factor), torch.full((3,), float(factor)))
+    report = compiled.explain()
+    assert (len(report.rows), report.let_go, report.to_dict()["let_go"]) == (1, 4, 4)
+    assert "4 graphs that were captured before were let go" in str(report)
+
+
 def test_many_graphs_are_told_of_once() -> None:
     model = mlp()
     compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay")

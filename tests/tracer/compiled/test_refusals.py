@@ -107,6 +107,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "counter": (counts, r"changes count\['steps'\]"),
     "list": (lambda loss, x: seen.append(loss.detach()), "changes seen"),
     "attribute": (sets_an_attribute, r"changes model\.last"),
+    "hook": (lambda loss, x: model[0].weight.register_hook(lambda grad: grad * 2), r"other hooks on model\.0\.weight"),
     "Python's random numbers": (lambda loss, x: loss * random.random(), "Python's random"),
     "NumPy's random numbers": (lambda loss, x: loss * np.random.rand(), "Python's random or from NumPy"),
     "seed": (seeds, "seeds the random numbers"),
