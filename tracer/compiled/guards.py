@@ -29,6 +29,7 @@ class Guards:
         self._cells: list[types.CellType] = []
         self._nodes: list[Leaf] = []
         self._typed: list[Any] = []
+        self._owners: list[dict[str, Any] | type] = []
         self._sized: list[Any] = []
         self._functions: list[types.FunctionType] = []
         self._slots: list[tuple[Any, str]] = []
@@ -46,8 +47,7 @@ class Guards:
 
     def names(self, owner: dict[str, Any] | type, present: Iterable[str], absent: Iterable[str] = ()) -> None:
         """Some names of a namespace or of a class, and the absence of others."""
-        held: Mapping[str, Any] = vars(owner) if isinstance(owner, type) else owner
-        _, _, there, missing = self._named.setdefault(id(owner), (owner, held, set(), set()))
+        _, _, there, missing = self._named.setdefault(id(owner), (owner, _names_of(owner), set(), set()))
         there.update(present)
         missing.update(absent)
 
@@ -56,9 +56,10 @@ class Guards:
         there = name in held
         self.names(held, (name,) if there else (), () if there else (name,))
 
-    def length(self, held: Mapping[str, Any]) -> None:
+    def length(self, owner: dict[str, Any] | type) -> None:
         """That no name comes to those that an object or a class has: it might be one that is read."""
-        self._sized.append(held)
+        self._owners.append(owner)
+        self._sized.append(_names_of(owner))
 
     def cell(self, cell: types.CellType) -> None:
         """What a variable of a closure holds."""
@@ -160,7 +161,7 @@ class Guards:
             [(held, held.copy()) for held in self._lists],
             [(cell, _content(cell)) for cell in self._cells],
             [(owner, *_parted(held, there | missing)) for owner, held, there, missing in self._named.values()],
-            [(held, dict(held)) for held in self._sized if isinstance(held, dict)],
+            [(owner, dict(held)) for owner, held in zip(self._owners, self._sized, strict=True)],
             [(value, name, getattr(value, name, _MISSING)) for value, name in self._slots],
         )
 
@@ -184,8 +185,7 @@ class Contents:
     cells: list[tuple[types.CellType, Any]]
     #: Names that there were, and names that there were not.
     named: list[tuple[dict[str, Any] | type, dict[str, Any], frozenset[str]]]
-    #: Of these no name that was there before has changed its value, as far as is known.
-    sized: list[tuple[dict[str, Any], dict[str, Any]]]
+    sized: list[tuple[dict[str, Any] | type, dict[str, Any]]]
     #: Attributes that lie in no dictionary.
     slots: list[tuple[Any, str, Any]]
 
@@ -201,11 +201,8 @@ class Contents:
             _fill_cell(cell, content)
         for owner, copied, missing in self.named:
             _put_names_back(owner, copied, missing)
-        for held, copied in self.sized:
-            for name in held.keys() - copied.keys():
-                del held[name]
-            for name in copied.keys() - held.keys():
-                held[name] = copied[name]
+        for owner, copied in self.sized:
+            _put_names_back(owner, copied, frozenset(_names_of(owner).keys() - copied.keys()))
         for value, name, content in self.slots:
             _fill_slot(value, name, content)
 
@@ -288,8 +285,12 @@ def _parted(held: Mapping[str, Any], names: Iterable[str]) -> tuple[dict[str, An
     return {name: held[name] for name in names & held.keys()}, names - held.keys()
 
 
+def _names_of(owner: dict[str, Any] | type) -> Mapping[str, Any]:
+    return vars(owner) if isinstance(owner, type) else owner
+
+
 def _put_names_back(owner: dict[str, Any] | type, copied: dict[str, Any], missing: frozenset[str]) -> None:
-    held = vars(owner) if isinstance(owner, type) else owner
+    held = _names_of(owner)
     for name, value in copied.items():
         if held.get(name, _MISSING) is value:
             continue

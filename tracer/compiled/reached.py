@@ -439,7 +439,7 @@ class Reached:
                 self.guards.length(held)
         for kind in self._classes:
             if not is_closed(kind) or kind in (Tensor, torch.Tensor):
-                self.guards.length(vars(kind))
+                self.guards.length(kind)
 
     def _visit_attributes(self, name: str, value: Any, held: dict[str, Any], seen: set[str]) -> None:
         new = (self._read & held.keys()) - seen
