@@ -171,6 +171,8 @@ SWITCHES = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_e
             "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled", "math_sdp_allow_fp16_bf16_reduction")  # fmt: skip
 asks_of_switches: list[Callable[[], bool]] = [getattr(torch._C, f"_get_{name}") for name in SWITCHES]
 precision_of: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+#: In which order kernels of attention are tried.
+attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
 #: Whether autocast is on for some device: one cheap question in place of one for each.

@@ -16,6 +16,7 @@ from ops_registry.torch_private import (
     DeviceContexts,
     DisableTorchFunctionSubclass,
     asks_of_switches,
+    attention_order,
     count_modes,
     mode_at,
     precision_of,
@@ -102,7 +103,7 @@ def key_of_thread() -> tuple[Any, ...]:
         torch.is_anomaly_enabled(),
         fallback_active(),
         torch.get_num_threads(),
-        tuple([ask() for ask in asks_of_switches]),
+        (*[ask() for ask in asks_of_switches], *attention_order()),
         tuple([precision_of(backend, op) for backend, op in _PRECISIONS]),
     )
 
