@@ -95,6 +95,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         lambda loss, x: torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), x[0, :1], (1, 1)),
         "sparse_csr_tensor raises in a step that is captured",
     ),
+    "assertion of torch's": (
+        lambda loss, x: F.embedding(torch.tensor([0]), model[0].weight, padding_idx=99),
+        r"embedding raises in a step that is captured, at .*test_refusals\.py:\d+: Padding_idx",
+    ),
     "MKL-DNN": (lambda loss, x: x.to_mkldnn(), "to_mkldnn raises in a step that is captured"),
     "nested": (lambda loss, x: torch.nested.nested_tensor([x]), "cannot tell the result of a call without running it"),
     "optimiser": (steps, r"SGD\.step\(\)"),
