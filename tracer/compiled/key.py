@@ -53,9 +53,8 @@ _VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 THREAD = (
     "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
     "default dtype", "deterministic algorithms", "hooks on saved tensors", "open modes", "anomaly mode", "fallback", "number of threads",
-    f"switches of backends ({', '.join(SWITCHES)})", "precisions of float32 on CUDA and on the CPU (products, convolutions, cells)",
+    f"switches of backends ({', '.join(SWITCHES)})", "precision of float32 products on CUDA, and on the CPU",
 )  # fmt: skip
-_PRECISIONS = [(backend, op) for backend in ("cuda", "mkldnn") for op in ("matmul", "conv", "rnn")]
 
 #: The names of what is known of an argument without its values.
 ASPECTS = (
@@ -99,12 +98,12 @@ def key_of_thread() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         saved_tensors_hooks(True),
-        tuple([_key_of_mode(mode) for mode in open_modes()]),
+        tuple([_key_of_mode(mode) for mode in open_modes()]) if count_modes() else (),
         torch.is_anomaly_enabled(),
         fallback_active(),
         torch.get_num_threads(),
         (*[ask() for ask in asks_of_switches], *attention_order()),
-        tuple([precision_of(backend, op) for backend, op in _PRECISIONS]),
+        (precision_of("cuda", "matmul"), precision_of("mkldnn", "matmul")),
     )
 
 

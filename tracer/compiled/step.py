@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_leaves
+from ops_registry.torch_private import DisableTorchFunctionSubclass, count_modes, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
@@ -91,8 +91,8 @@ class CompiledStep:
             roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
             spec = spec, types_of_keys((args, kwargs))
         thread = key_of_thread()
-        if modes := open_modes():
-            roots = *roots, *[mode for mode in modes if not is_engines(type(mode))]
+        if count_modes():
+            roots = *roots, *[mode for mode in open_modes() if not is_engines(type(mode))]
         for look in self._looks:
             with DisableTorchFunctionSubclass():
                 reached = look.at(roots)
