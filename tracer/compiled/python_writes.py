@@ -65,7 +65,7 @@ def find_writes(reached: Reached, arguments: Sequence[torch.Tensor], symbolic: b
     """What a step has left in what it reaches, None where it left nothing; called when its tensors have their values again.
 
     ``arguments``: the tensors among them. Raises ``CaptureError`` for what no call could leave there: arguments, values with a history,
-    and with ``symbolic`` sizes all but plain values.
+    and with ``symbolic`` sizes all but plain values and tensors of fixed sizes.
     """
     if reached.unchanged():
         return None
@@ -83,7 +83,9 @@ def find_writes(reached: Reached, arguments: Sequence[torch.Tensor], symbolic: b
     for tensor in again.made:
         if type(tensor) not in (torch.Tensor, Tensor) or tensor.requires_grad:
             raise refusal(told)
-    if symbolic and (again.made or not _is_plain(new)):
+    made = set(map(id, again.made))
+    plain = _is_plain(value for value in new if id(value) not in made)
+    if symbolic and not (plain and all(_has_fixed_sizes(tensor) for tensor in again.made)):
         raise refusal(told)
     return PythonWrites(told, reached, after, again.made)
 
@@ -104,6 +106,10 @@ def _is_plain(values: Iterable[Any]) -> bool:
         or (isinstance(value, tuple) and _is_plain(value))
         for value in values
     )
+
+
+def _has_fixed_sizes(tensor: torch.Tensor) -> bool:
+    return all(type(size) is int for size in (*tensor.shape, *tensor.stride()))
 
 
 def _told(reached: Reached, again: Reached) -> str:

@@ -246,3 +246,12 @@ def test_a_setting_that_is_put_back_is_made_up_again() -> None:
     model.options = type("Options", (), {"kind": None})()  # equal, and another one
     compiled(torch.randn(3, 4))
     assert model.options.kind == "single"
+
+
+def test_what_has_fixed_sizes_is_left_with_symbolic_ones_too() -> None:
+    model = nn.track(Lazy(in_slots))
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay", dynamic=True)
+    for length in (3, 5, 9):
+        compiled(torch.randn(length, 4))
+        assert torch.equal(model.slotted.kept, torch.arange(4).float())
+    assert len(compiled.explain().rows) == 2
