@@ -49,7 +49,7 @@ def compile(
     Inductor draws its own, seeded from that generator.
 
     Raises ``CaptureError``, an ``UnsupportedError``, at the first call, for a step that does what no graph can hold: values that leave it,
-    branches and shapes that depend on values, optimiser steps, Python state that changes at each call. ``step.explain()`` tells of its graphs.
+    branches and shapes that depend on values, optimiser steps, Python state that changes at each call. ``explain()`` tells of its graphs.
     """
     given = [modules] if isinstance(modules, torch.nn.Module) else modules
     if isinstance(step, torch.nn.Module):
