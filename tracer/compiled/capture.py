@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off, storage_key
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import DenseAlone
@@ -20,6 +20,7 @@ from tracer.compiled.memory_order import MemoryOrder
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.origins import Origins, name_nodes
+from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.random_numbers import random_numbers
 from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
@@ -75,8 +76,12 @@ class Captured:
     observer: Observer
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
+    #: Tensors that the step has made and that somebody keeps, with their positions among the results.
+    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
+    #: What the step leaves in Python's objects.
+    writes: PythonWrites | None = None
 
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
@@ -102,6 +107,7 @@ class _Run:
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
+    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
 
 
 def capture_step(
@@ -110,11 +116,12 @@ def capture_step(
     names: Sequence[str],
     grads: Sequence[torch.Tensor | None],
     dims: Dims,
+    keep: Callable[[], list[torch.Tensor]] = list,
 ) -> Captured:
     """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
-    no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that
+    somebody keeps; those that the step has made are results too. Raises ``CaptureError`` for what no graph can hold.
     """
     run, written, observer = _Run(), list[int](), Observer()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
@@ -131,6 +138,7 @@ def capture_step(
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
                 _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
+                _collect_kept(run, keep(), value, originals)
         return run.results
 
     stage = Stage(dims)
@@ -143,9 +151,7 @@ def capture_step(
     with Graph(sites=True), cudnn_off():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
-    run.looks_at_offset |= any(
-        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
-    )
+    run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))
     strangers = _strangers(graph)
     graph, used = simplified(graph, [at for _, at in run.grads])
     name_nodes(graph.graph, [all_names[i] for i in used])
@@ -165,8 +171,13 @@ def capture_step(
         run.looks_at_offset,
         observer,
         stage,
+        run.kept,
         strangers,
     )
+
+
+def _looks_at_offset(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_opname", "").startswith("as_strided")
 
 
 def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:
@@ -175,6 +186,11 @@ def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> Non
             raise CaptureError(
                 f"the step writes a value with a history into {name}, of shape {tuple(original.tensor.shape)}, and leaves it there: the "
                 f"next step would go back into this one. Write x.detach(), or under torch.no_grad()."
+            )
+        if original.has_other_hooks:
+            raise CaptureError(
+                f"the step leaves other hooks on {name}, of shape {tuple(original.tensor.shape)}, than there were: a graph would not, and "
+                f"each later call would find them. Register and remove hooks outside of the step, or remove them in it again."
             )
         if original.is_another:
             raise CaptureError(
@@ -220,6 +236,24 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
             tracked = type(leaf) is Tensor
             run.returned.append(Returned("result", len(run.results), tracked, tracked and leaf.requires_grad))
             run.results.append(plain_alias(leaf))
+
+
+def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:
+    """Note the tensors that the step has made and that somebody keeps. They are given memory of their own."""
+    known = set(map(id, [original.tensor for original in originals]))
+    returned = [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)] if kept else []
+    taken = {storage_key(tensor) for tensor in [*(original.tensor for original in originals), *returned]}
+    for tensor in kept:
+        if id(tensor) in known:
+            continue
+        if storage_key(tensor) in taken:
+            raise CaptureError(
+                f"the step keeps a tensor of shape {tuple(tensor.shape)} that shares its memory with another one that is kept, given or "
+                f"returned: in a graph they are two. Keep a copy (x.clone()), or fill the cache before the step is compiled."
+            )
+        taken.add(storage_key(tensor))
+        run.kept.append((tensor, len(run.results)))
+        run.results.append(plain_alias(tensor))
 
 
 def _strangers(graph: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
+from tracer.compiled.python_writes import PythonWrites, find_writes, give_memory, refusal
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import Reached
 from tracer.compiled.symbolic import Conditions, Dims
@@ -72,6 +73,10 @@ class StepGraph:
                     refuse_shared_memory(captured, offered, self.names)
                 values = self.run(*inputs)
                 _fill(captured, tensors, values)
+                if captured.writes is not None:
+                    captured.writes.do()
+                    for tensor, at in captured.kept:
+                        tensor.copy_(values[at])
             finally:
                 set_grad_enabled(mode)
             return captured.rebuild([_returned(leaf, tensors, values) for leaf in captured.returned])
@@ -139,7 +144,8 @@ def make_graph(
     offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
     with DisableTorchFunctionSubclass():
         examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
-    run = build(backend, captured.graph, examples)
+    # A step that writes Python's state runs so once, as a rule: a compiler would not be worth its time.
+    run = build(backend if captured.writes is None else "replay", captured.graph, examples)
     seconds = built - started, time.perf_counter() - built
     conditions = captured.stage.conditions() if dims else None  # a compiler adds some
     return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws(captured.graph), conditions)
@@ -157,28 +163,65 @@ def checked_capture(
         _check_kind(tensor, name)
     if reached.opaque:
         name, kind = reached.opaque[0]
+        if kind == "a file":
+            raise CaptureError(
+                f"{name}, a file, is reached by the step: a graph would neither read nor write there. Read what the step needs outside of "
+                f"it, and pass that as an argument; return what is to be written."
+            )
         raise CaptureError(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
+    captured, strangers, writes = _observed_capture(call, reached, tensors, names, dims)
+    if writes is not None and writes.made:
+        captured, strangers, writes = _observed_capture(
+            call, reached, tensors, names, dims, lambda: reached.again().made
+        )
+    captured.writes = writes
+    return captured, strangers
+
+
+def _observed_capture(
+    call: Callable[[], Any],
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    dims: Dims,
+    keep: Callable[[], list[torch.Tensor]] = list,
+) -> tuple[Captured, list[torch.Tensor], PythonWrites | None]:
+    """One capture, and what else the step did meanwhile. All is put back."""
     try:
-        captured, strangers = _capture(call, tensors, names, dims)
-        _refuse_homeless(captured, reached, tensors)
-        if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
-            raise CaptureError(
-                "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the start: a "
-                "graph with symbolic sizes does not know that. Give it a copy (x.clone())."
-            )
-        offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
-        refuse_shared_memory(captured, offered, names)
-        _refuse_observed(captured.observer, reached)
+        captured, strangers = _capture(call, reached, tensors, names, dims, keep)
+        try:
+            _refuse_homeless(captured, reached, tensors)
+            if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
+                raise CaptureError(
+                    "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the "
+                    "start: a graph with symbolic sizes does not know that. Give it a copy (x.clone())."
+                )
+            offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+            refuse_shared_memory(captured, offered, names)
+            _refuse_observed(captured.observer, reached)
+            with DisableTorchFunctionSubclass():
+                writes = find_writes(reached, tensors[len(reached.tensors) :], bool(dims))
+        finally:
+            elsewhere = captured.observer.changed()
     finally:
         reached.put_back()
     with DisableTorchFunctionSubclass():
         seen = reached.extend(captured.observer.seen())
     if seen is not None:
         raise MetMore(seen)
-    return captured, strangers
+    if writes is not None and not reached.unchanged():
+        raise writes.refusal()
+    unknown = [name for name, held, key in elsewhere if not reached.guards.covers(held, key)]
+    if unknown:
+        raise refusal(unknown[0])
+    if writes is not None and captured.kept:
+        if set(map(id, writes.made)) != {id(tensor) for tensor, _ in captured.kept}:
+            raise writes.refusal()
+        give_memory(writes.made)
+    return captured, strangers, writes
 
 
 def _refuse_observed(observer: Observer, reached: Reached) -> None:
@@ -191,17 +234,15 @@ def _refuse_observed(observer: Observer, reached: Reached) -> None:
             f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
             f"Draw them outside and pass them as arguments, or use torch's."
         )
-    changed, changed_elsewhere = reached.changes(), observer.changed()
-    if changed or changed_elsewhere:
-        raise CaptureError(
-            f"the step changes {changed or changed_elsewhere}, and a graph would not: each later call would find it as it is now. Keep it "
-            f"outside of the step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is "
-            f"compiled.)"
-        )
 
 
 def _capture(
-    call: Callable[[], Any], tensors: list[torch.Tensor], names: list[str], dims: Dims
+    call: Callable[[], Any],
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    dims: Dims,
+    keep: Callable[[], list[torch.Tensor]],
 ) -> tuple[Captured, list[torch.Tensor]]:
     """The graph, and the tensors that the step takes from places that nobody could see: these are inputs of the graph too."""
     strangers: list[torch.Tensor] = []
@@ -209,10 +250,11 @@ def _capture(
     while True:
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
-        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims)
+        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims, keep)
         if captured.looks_at_grad and not captured.given:
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):
+                _put_back(captured.observer, reached)
                 continue
         if not captured.strangers:
             return captured, strangers
@@ -221,9 +263,17 @@ def _capture(
         if strangers:
             raise CaptureError(
                 f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
-                f"loader, a file): it would be that of the first call for ever. Make it outside, and pass it as an argument."
+                f"loader, a file, a parameter that is made there): it would be that of the first call for ever. Make it outside, and pass "
+                f"it as an argument."
             )
         strangers += found.values()
+        _put_back(captured.observer, reached)
+
+
+def _put_back(observer: Observer, reached: Reached) -> None:
+    """The step finds all as it was when it runs once more."""
+    observer.changed()
+    reached.put_back()
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:

@@ -179,6 +179,8 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
     run = _Forward(call, tensors, names)
     forward, strangers = checked_capture(run, reached, tensors, names, {})
     _refuse_own_backward(forward, names)
+    if forward.writes is not None and forward.writes.made:
+        raise forward.writes.refusal()
     differentiable = [part.at for part in _distinct(run.parts) if part.history]
     made = Joint(forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [])
     if not differentiable:

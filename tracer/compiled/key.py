@@ -12,8 +12,14 @@ import torch
 from ops_registry.registry import changes
 from ops_registry.scopes import rules_in_force
 from ops_registry.torch_private import (
+    SWITCHES,
+    DeviceContexts,
     DisableTorchFunctionSubclass,
+    asks_of_switches,
+    attention_order,
     count_modes,
+    mode_at,
+    precision_of,
     saved_tensors_hooks,
     storage_key,
     transform_level,
@@ -43,11 +49,11 @@ _BY_TEXT = frozenset({float, complex, range, slice})
 #: Modules whose objects do not change.
 _VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 
-#: The names of what ``key_of_thread`` gives.
+#: The names of what ``key_of_thread`` gives. A compiler has the number of threads in its code.
 THREAD = (
     "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
-    "default dtype", "deterministic algorithms", "precision of float32 products", "hooks on saved tensors", "open modes", "anomaly mode",
-    "fallback", "cuDNN's benchmark and determinism", "fused attention",
+    "default dtype", "deterministic algorithms", "hooks on saved tensors", "open modes", "anomaly mode", "fallback", "number of threads",
+    f"switches of backends ({', '.join(SWITCHES)})", "precision of float32 products on CUDA, and on the CPU",
 )  # fmt: skip
 
 #: The names of what is known of an argument without its values.
@@ -81,7 +87,6 @@ def key_of_thread() -> tuple[Any, ...]:
             "a compiled step was called inside of torch.vmap, or of another transform: it fills .grad, which stands for no batch. Call the "
             "step itself there, or put the transform inside of the step."
         )
-    cuda = torch.backends.cuda
     return (
         rules_in_force(),
         changes.version,
@@ -92,14 +97,24 @@ def key_of_thread() -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
         saved_tensors_hooks(True),
-        count_modes(),
+        tuple([_key_of_mode(mode) for mode in open_modes()]) if count_modes() else (),
         torch.is_anomaly_enabled(),
         fallback_active(),
-        (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        torch.get_num_threads(),
+        (*[ask() for ask in asks_of_switches], *attention_order()),
+        (precision_of("cuda", "matmul"), precision_of("mkldnn", "matmul")),
     )
+
+
+def open_modes() -> list[Any]:
+    """The ``TorchFunctionMode`` blocks around a call, which have a hand in every call that is captured."""
+    return [mode_at(position) for position in range(count_modes())]
+
+
+def _key_of_mode(mode: Any) -> tuple[type, torch.device | None]:
+    """Class and default device: whatever else there is of a mode is walked."""
+    return type(mode), mode.device if isinstance(mode, DeviceContexts.DeviceContext) else None
 
 
 def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:

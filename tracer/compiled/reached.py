@@ -13,6 +13,7 @@ import ctypes
 import enum
 import functools
 import gc
+import io
 import sys
 import types
 import weakref
@@ -23,11 +24,12 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import TensorBase, is_functional
+from tracer.compiled.caches import forget_made
 from tracer.compiled.code_names import names_in
 from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
-from tracer.compiled.telling import differences, last_name
+from tracer.compiled.telling import last_name
 from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
@@ -78,6 +80,10 @@ class Reached:
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
+        #: Those that a step has made that is being captured, and has left somewhere.
+        self.made: list[torch.Tensor] = []
+        #: What keeps results of functions in C's memory.
+        self._caches: list[Any] = []
         #: Those that stand in a module, by id.
         self.in_modules: set[int] = set()
         #: What is no tensor and holds values that nobody is told of when they change: its name, what it is.
@@ -95,6 +101,7 @@ class Reached:
         self._objects: list[tuple[str, Any, dict[str, Any], set[str]]] = []
         self._classes: dict[type, set[str]] = {}
         self._iterators: list[str] = []
+        self._files: list[str] = []
         self._generators: list[tuple[str, Any, Any]] = []
         self._walk()
         self.places = {id(tensor): position for position, tensor in enumerate(self.tensors)}
@@ -129,6 +136,7 @@ class Reached:
         self._visit_objects()
         named = self._read | self._variables
         self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
+        self.opaque += [(name, "a file") for name in self._files if last_name(name) in named]
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -159,16 +167,15 @@ class Reached:
                 seen.whole_arguments |= whole
                 del seen.objects[key]
 
-    def changes(self) -> str:
-        """What is not as it was at the walk, in words; empty where all is."""
-        if self.unchanged():
-            return ""
-        again = Reached(*self._walked)
-        found = differences(self.facts, again.facts)
-        if not found:
-            pairs = zip(self.names, self.tensors, again.tensors, strict=False)
-            found = [f"{name} (another tensor)" for name, tensor, other in pairs if tensor is not other]
-        return found[0] if found else "an object that it reaches, for another one"
+    @property
+    def given(self) -> frozenset[int]:
+        """The ids of the arguments that are objects, of their namespaces, and of the containers and tensors among arguments."""
+        _, _, arguments, _, _ = self._walked
+        return self.arguments | {id(part) for given in arguments for part in (given, getattr(given, "__dict__", given))}
+
+    def again(self) -> Reached:
+        """The same walk over all as it is now."""
+        return Reached(*self._walked)
 
     def draws(self) -> str:
         """The name of a random generator of Python's or NumPy's that has drawn since the walk; empty where none has."""
@@ -178,6 +185,8 @@ class Reached:
         """Put everything back to what it was at the walk, in place."""
         if not self.unchanged():
             self.guards.put_back()
+        for cache in self._caches:
+            forget_made(cache)
         for _, value, state in self._generators:
             put_state(value, state)
 
@@ -240,6 +249,7 @@ class Reached:
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, name)
         elif isinstance(value, functools._lru_cache_wrapper):
+            self._caches.append(value)
             self._visit(value.__wrapped__, name)
         else:
             return False
@@ -301,8 +311,9 @@ class Reached:
         self._kept.append(value)  # its id stands for it
 
     def _visit_tensor(self, tensor: torch.Tensor, name: str, module: bool) -> None:
-        if is_functional(tensor):  # the step has made it, in a capture
+        if is_functional(tensor):
             self.facts.append((name, ("tensor", "of this step")))
+            self.made.append(tensor)
             return
         self.facts.append((name, ("tensor", len(self.tensors))))
         self.tensors.append(tensor)
@@ -368,6 +379,10 @@ class Reached:
         elif isinstance(value, weakref.ref):
             self.guards.answer(lambda: id(value()))
             self._visit(value(), name)
+        elif isinstance(value, io.IOBase):
+            self.facts.append((name, ("object", id(value))))
+            if value not in (sys.stdout, sys.stderr):
+                self._files.append(name)
         elif isinstance(value, collections.abc.Iterator):
             self.facts.append((name, ("object", id(value))))
             self._iterators.append(name)
@@ -424,7 +439,7 @@ class Reached:
                 self.guards.length(held)
         for kind in self._classes:
             if not is_closed(kind) or kind in (Tensor, torch.Tensor):
-                self.guards.length(vars(kind))
+                self.guards.length(kind)
 
     def _visit_attributes(self, name: str, value: Any, held: dict[str, Any], seen: set[str]) -> None:
         new = (self._read & held.keys()) - seen

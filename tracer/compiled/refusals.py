@@ -215,7 +215,7 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
             f"step, or run the step eagerly."
         ) from error
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         if not isinstance(error, GlassgradError) and "functionaliz" in str(error):
             raise CaptureError(
                 f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements "
@@ -248,13 +248,13 @@ def _put_python_randomness(drawn: tuple[Any, ...]) -> None:
         np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *others))
 
 
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def _torchs_call(error: RuntimeError) -> str | None:
+def _torchs_call(error: Exception) -> str | None:
     """The call of the step out of which torch raised; None where the step's own code raised, or we did."""
-    if type(error) not in (RuntimeError, NotImplementedError):
+    if isinstance(error, GlassgradError):
         return None
     call, trace = None, error.__traceback__
     while trace is not None:

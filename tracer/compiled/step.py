@@ -5,23 +5,25 @@ from __future__ import annotations
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_leaves
+from ops_registry.torch_private import DisableTorchFunctionSubclass, count_modes, tree_flatten, tree_leaves
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import MetMore, make_graph
-from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread, open_modes
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
+from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
+from tracer.compiled.whose import is_engines
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor
 
@@ -68,6 +70,8 @@ class CompiledStep:
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
+        self._let_go = 0
+        self._told: set[str] = set()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         graph, tensors, is_new = self.find(args, kwargs)
@@ -87,6 +91,8 @@ class CompiledStep:
             roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
             spec = spec, types_of_keys((args, kwargs))
         thread = key_of_thread()
+        if count_modes():
+            roots = *roots, *[mode for mode in open_modes() if not is_engines(type(mode))]
         for look in self._looks:
             with DisableTorchFunctionSubclass():
                 reached = look.at(roots)
@@ -95,7 +101,7 @@ class CompiledStep:
             graph = self._graphs.get(key)
             if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
                 graph = self._graphs.get((key, graph.captured.looks(tensors)))
-            if graph is not None:
+            if graph is not None and _can_serve(graph):
                 self._serves(look)
                 return graph, tensors, False
         return *self._new(leaves, spec, roots, args, kwargs), True
@@ -106,11 +112,18 @@ class CompiledStep:
             self._looks.insert(0, look)
 
     def _new(
-        self, leaves: Sequence[Any], spec: Any, roots: tuple[Any, ...], args: Any, kwargs: Any
+        self,
+        leaves: Sequence[Any],
+        spec: Any,
+        roots: tuple[Any, ...],
+        args: Any,
+        kwargs: Any,
+        earlier: PythonWrites | None = None,
     ) -> tuple[Any, list[torch.Tensor]]:
         """A graph for a call that is served by none yet, and the tensors that it runs on.
 
         A capture may meet more than the walk before it had found. Then the step is walked with that, and captured again.
+        ``earlier``: what the step has left in Python's objects, and finds there now; it must leave nothing more.
         """
         if len(self._made) >= KEPT:
             self._forget()
@@ -120,20 +133,36 @@ class CompiledStep:
                 reached = look.at(roots)
                 tensors = _all_tensors(reached, leaves)
             key = look.state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
+            family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
+            with DisableTorchFunctionSubclass():
+                known = family.find(tensors)
+            if known is not None and not _can_serve(known):
+                known = None
             try:
                 with kept_as_they_were((args, kwargs)):
-                    graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
+                    graph = known or self._make(reached, tensors, args, kwargs, family)
             except MetMore as met:
                 look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
                 continue
+            writes = graph.captured.writes
+            if writes is not None and earlier is not None:
+                raise earlier.refusal()
             if reached.extended is not None:
                 with DisableTorchFunctionSubclass():
                     look.extend(reached)
-                family = self._families[key_without_sizes(key)]
                 key = look.state, *key[1:]
                 self._families[key_without_sizes(key)] = family
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
+            if known is None:
+                self._tell(graph.captured.observer.told)
+                with DisableTorchFunctionSubclass():
+                    named = _named_key(reached.extended or reached, graph.names, leaves, key)
+                    self._note(graph, named, family.broken(tensors))
+                if writes is not None:
+                    self._refuse_more_writes(graph, writes, leaves, spec, roots, args, kwargs)
+                with DisableTorchFunctionSubclass():
+                    family.add(graph, tensors, len(reached.tensors))
             if graph.conditions is not None and len(self._graphs) > REMEMBERED:
                 self._graphs = {known: other for known, other in self._graphs.items() if other.conditions is None}
             self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
@@ -143,36 +172,41 @@ class CompiledStep:
             f"outside of the step."
         )
 
+    def _refuse_more_writes(
+        self,
+        graph: Any,
+        writes: PythonWrites,
+        leaves: Sequence[Any],
+        spec: Any,
+        roots: tuple[Any, ...],
+        args: Any,
+        kwargs: Any,
+    ) -> None:
+        """Capture the step as it finds what ``graph`` leaves behind; raise ``CaptureError`` where it writes something else then."""
+        writes.do()
+        try:
+            self._new(leaves, spec, roots, args, kwargs, writes)
+        except BaseException:
+            self._made = [other for other in self._made if other is not graph]
+            raise
+        finally:
+            writes.undo()
+
     def _forget(self) -> None:
         """Let go of all graphs: where each call makes one, they would fill the memory."""
+        self._let_go += len(self._made)
         self._graphs.clear()
         self._families.clear()
         self._made.clear()
         for look in self._looks:
             look.forget()
 
-    def _graph_of_family(
-        self, key: Any, reached: Reached, tensors: list[torch.Tensor], leaves: Sequence[Any], args: Any, kwargs: Any
-    ) -> Any:
-        """A graph for a call of sizes not seen before: one of symbolic sizes, or a new one."""
-        family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
-        with DisableTorchFunctionSubclass():
-            graph = family.find(tensors)
-        if graph is not None:
-            return graph
-        graph = self._make(reached, tensors, args, kwargs, family)
-        with DisableTorchFunctionSubclass():
-            named = _named_key(reached.extended or reached, graph.names, leaves, key)
-            self._note(graph, named, family.broken(tensors))
-            family.add(graph, tensors, len(reached.tensors))
-        return graph
-
     def explain(self) -> CompiledStepReport:
-        """The graphs made so far: their keys and times, how often each ran, and what differed when it was captured."""
+        """The graphs that there are: their keys and times, how often each ran, what differed when it was captured; how many were let go."""
         backend = self._backend if isinstance(self._backend, str) else default_backend()
         if callable(self._backend):
             backend = getattr(self._backend, "__name__", "a function")
-        return CompiledStepReport(getattr(self, "__name__", "step"), backend, self._made)
+        return CompiledStepReport(getattr(self, "__name__", "step"), backend, self._made, self._let_go)
 
     def _note(self, graph: Any, key: list[tuple[str, Any]], broken: list[str]) -> None:
         """What the nearest graph before was made for tells why this one had to be."""
@@ -187,6 +221,18 @@ class CompiledStep:
                 UserWarning,
                 stacklevel=4,
             )
+
+    def _tell(self, told: Mapping[str, str]) -> None:
+        """Say once of each thing that it is done while a graph is captured, and not when it runs."""
+        for what, where in told.items():
+            if what not in self._told:
+                self._told.add(what)
+                warnings.warn(
+                    f"{getattr(self, '__name__', 'a step')} {what}, {where}: that happens while it is captured, and not at each call, "
+                    f"which runs a graph. Do it outside of the step, with what the step returns.",
+                    UserWarning,
+                    stacklevel=5,
+                )
 
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
         """The graph of a call with these arguments, without running it."""
@@ -223,6 +269,12 @@ class CompiledStep:
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
                 f"dynamic=False: each shape gets a graph of its own."
             ) from error
+
+
+def _can_serve(graph: Any) -> bool:
+    """Whether what a graph leaves in Python's objects can be left there now."""
+    writes = graph.captured.writes
+    return writes is None or writes.applies
 
 
 def _named_key(reached: Reached, names: list[str], leaves: Sequence[Any], key: Any) -> list[tuple[str, Any]]:

@@ -38,6 +38,8 @@ def _told(fact: Any) -> str:
         fact = fact[1]
     if isinstance(fact, tuple) and fact[:1] in (("object",), ("same",), ("builtin",)):
         return "an object" if fact[0] != "same" else "one met before"
+    if isinstance(fact, tuple) and fact[:1] == ("tensor",):
+        return "a tensor"
     text = fact if isinstance(fact, str) else repr(fact)
     return text if len(text) < 80 else f"{text[:77]}..."
 

@@ -95,6 +95,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         lambda loss, x: torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), x[0, :1], (1, 1)),
         "sparse_csr_tensor raises in a step that is captured",
     ),
+    "assertion of torch's": (
+        lambda loss, x: F.embedding(torch.tensor([0]), model[0].weight, padding_idx=99),
+        r"embedding raises in a step that is captured, at .*test_refusals\.py:\d+: Padding_idx",
+    ),
     "MKL-DNN": (lambda loss, x: x.to_mkldnn(), "to_mkldnn raises in a step that is captured"),
     "nested": (lambda loss, x: torch.nested.nested_tensor([x]), "cannot tell the result of a call without running it"),
     "optimiser": (steps, r"SGD\.step\(\)"),
@@ -107,6 +111,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "counter": (counts, r"changes count\['steps'\]"),
     "list": (lambda loss, x: seen.append(loss.detach()), "changes seen"),
     "attribute": (sets_an_attribute, r"changes model\.last"),
+    "hook": (lambda loss, x: model[0].weight.register_hook(lambda grad: grad * 2), r"other hooks on model\.0\.weight"),
     "Python's random numbers": (lambda loss, x: loss * random.random(), "Python's random"),
     "NumPy's random numbers": (lambda loss, x: loss * np.random.rand(), "Python's random or from NumPy"),
     "seed": (seeds, "seeds the random numbers"),
