@@ -164,8 +164,11 @@ module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 #: What ``Module.load_state_dict`` calls for each submodule: with ``assign=True`` it makes new parameters.
 module_load: Callable[..., None] = torch.nn.Module._load_from_state_dict
 
-#: How many ``TorchFunctionMode`` blocks are open in this thread.
+#: How many ``TorchDispatchMode`` are on here: each sees every call of a backward pass. How many ``TorchFunctionMode``, and which: the
+#: device of ``torch.set_default_device`` is one as well.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_modes: Callable[[], int] = torch._C._len_torch_function_stack
+function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
@@ -227,9 +230,6 @@ torch_c: Any = torch._C
 #: The class of torch's engine, whose one instance queues callbacks and runs every native backward pass, and the class that holds it.
 ImperativeEngine: Any = torch._C._ImperativeEngine
 Variable: Any = torch.autograd.Variable
-
-#: How many ``TorchDispatchMode`` are on: each sees every call of a backward pass.
-count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 #: torch's functions that put a dual number together and take it apart (``torch.autograd.forward_ad``); interception reports them.
 make_dual: Any = torch._VF._make_dual
@@ -331,7 +331,7 @@ def creation_of(view: torch.Tensor) -> str:
 
 
 #: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_flatten: Callable[..., tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
 tree_unflatten: Callable[[Iterable[Any], Any], Any] = torch.utils._pytree.tree_unflatten
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
 tree_map: Callable[..., Any] = torch.utils._pytree.tree_map

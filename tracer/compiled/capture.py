@@ -5,6 +5,7 @@ The step runs once on tensors without values, which stand in for the real ones. 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -44,6 +45,8 @@ class Returned:
     tracked: bool = False
     #: It had a history when the step returned it.
     history: bool = False
+    #: Of a tensor that the step made, the position of its ``.grad`` among the results.
+    grad: int | None = None
 
 
 @dataclass
@@ -75,6 +78,8 @@ class Captured:
     observer: Observer
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
+    #: The results of the graph that are inputs of it.
+    passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
 
@@ -165,6 +170,7 @@ def capture_step(
         run.looks_at_offset,
         observer,
         stage,
+        frozenset(at for at, node in enumerate(graph.graph.output_node().args[0]) if node.op == "placeholder"),
         strangers,
     )
 
@@ -206,7 +212,7 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
             run.returned.append(Returned("result", len(run.results)))
             run.results.append(leaf)
         elif not isinstance(leaf, torch.Tensor):
-            if not isinstance(leaf, _SIMPLE):
+            if not isinstance(leaf, (*_SIMPLE, enum.Enum)):
                 raise CaptureError(
                     f"the step returns a {type(leaf).__qualname__}, of which a graph knows nothing. Return tensors and plain values, in "
                     f"tuples, lists, dictionaries or dataclasses."
@@ -217,9 +223,10 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
         elif id(leaf) in of_grad:
             run.returned.append(Returned("grad", of_grad[id(leaf)]))
         else:
-            tracked = type(leaf) is Tensor
-            run.returned.append(Returned("result", len(run.results), tracked, tracked and leaf.requires_grad))
-            run.results.append(plain_alias(leaf))
+            tracked, at, grad = type(leaf) is Tensor, len(run.results), _GRAD.__get__(leaf)
+            run.results += [plain_alias(value) for value in (leaf, grad) if value is not None]
+            history = tracked and leaf.requires_grad
+            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1))
 
 
 def _strangers(graph: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -18,9 +18,11 @@ from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import Reached
+from tracer.compiled.replay import Replay
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
+from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
@@ -66,7 +68,9 @@ class StepGraph:
                 if self.strangers or captured.given:
                     offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
                 inputs = [offered[i] for i in captured.used]
-                if self.calls == 1:  # torch's compiler looks for aliases then, and refuses any class but its own
+                if self.calls == 1 and not isinstance(
+                    self.run, Replay
+                ):  # compilers look for aliases then, and refuse other classes
                     inputs = [plain_alias(tensor) for tensor in inputs]
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)
@@ -74,7 +78,7 @@ class StepGraph:
                 _fill(captured, tensors, values)
             finally:
                 set_grad_enabled(mode)
-            return captured.rebuild([_returned(leaf, tensors, values) for leaf in captured.returned])
+            return captured.rebuild([_returned(captured, leaf, tensors, values) for leaf in captured.returned])
 
 
 def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
@@ -90,7 +94,7 @@ def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
         _GRAD.__set__(tensors[position], None)
 
 
-def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
+def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
     if leaf.kind == "value":
         return leaf.at
     if leaf.kind == "input":
@@ -98,10 +102,19 @@ def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
+    if leaf.at in captured.passed_on:  # the step returns x.detach(): another object in the same memory
+        value = plain_alias(value)
+    if leaf.grad is not None:
+        _GRAD.__set__(value, values[leaf.grad])
     if not leaf.tracked:
         return value
-    node = RaisingNode("compiled_step", _ended, (), value.shape, value.dtype) if leaf.history else None
-    return become_tracked(value, node)
+    return become_tracked(value, _end_of_history(tensors, value) if leaf.history else None)
+
+
+def _end_of_history(tensors: list[torch.Tensor], value: torch.Tensor) -> RaisingNode:
+    """Behind a result: leads to all that the step was given, so that a sweep to any of that meets it."""
+    parents = tuple([node for node in map(any_node, tensors) if node is not None])
+    return RaisingNode("compiled_step", _ended, parents, value.shape, value.dtype)
 
 
 def _ended() -> Exception:

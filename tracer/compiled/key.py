@@ -13,11 +13,11 @@ from ops_registry.registry import changes
 from ops_registry.scopes import rules_in_force
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
-    count_modes,
     saved_tensors_hooks,
     storage_key,
     transform_level,
 )
+from tracer.compiled.aside import default_devices
 from tracer.compiled.layouts import check_layouts
 from tracer.errors import CaptureError
 from tracer.recording.fallback import fallback_active
@@ -46,8 +46,8 @@ _VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 #: The names of what ``key_of_thread`` gives.
 THREAD = (
     "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
-    "default dtype", "deterministic algorithms", "precision of float32 products", "hooks on saved tensors", "open modes", "anomaly mode",
-    "fallback", "cuDNN's benchmark and determinism", "fused attention",
+    "default dtype", "deterministic algorithms", "precision of float32 products", "hooks on saved tensors", "default device",
+    "anomaly mode", "fallback", "cuDNN's benchmark and determinism", "fused attention",
 )  # fmt: skip
 
 #: The names of what is known of an argument without its values.
@@ -94,7 +94,7 @@ def key_of_thread() -> tuple[Any, ...]:
         torch.are_deterministic_algorithms_enabled(),
         torch.get_float32_matmul_precision(),
         saved_tensors_hooks(True),
-        count_modes(),
+        default_devices(),
         torch.is_anomaly_enabled(),
         fallback_active(),
         (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),

@@ -7,19 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.parameter import is_lazy
 
-from ops_registry.scopes import watched
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
-    dual_level,
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
     transform_level,
     tree_map,
 )
+from tracer.compiled.aside import steps_aside
 from tracer.compiled.backends import Backend
 from tracer.compiled.check import checked_module_call
 from tracer.compiled.families import Family
@@ -87,7 +85,7 @@ class _Calls(CompiledStep):
         self.__name__ = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _asks_for_calls():
+        if transform_level() is not None or steps_aside():
             return self._step(*args, **kwargs)
         hooks = []  # on saved tensors: they see what a call saves, and are no part of its graph
         while (pair := saved_tensors_hooks(False)) is not None:
@@ -111,17 +109,6 @@ class _Calls(CompiledStep):
         return make_module_graph(
             lambda: self._step(*args, **kwargs), self.__name__, reached, tensors, names, self._backend
         )
-
-
-def _asks_for_calls() -> bool:
-    """Whether somebody looks at each call here: another capture, a transform, tangents, anomaly mode. The module itself runs then."""
-    return (
-        get_proxy_mode() is not None
-        or transform_level() is not None
-        or dual_level() >= 0
-        or watched()
-        or torch.is_anomaly_enabled()
-    )
 
 
 def _cut_off(args: tuple[Any, ...], kwargs: dict[str, Any], originals: dict[int, torch.Tensor]) -> Any:

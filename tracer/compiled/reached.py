@@ -90,7 +90,7 @@ class Reached:
         self._visited: dict[int, tuple[int, Any]] = {}
         self._kept: list[Any] = []
         #: Names of attributes that code reads, and names of its variables.
-        self._read: set[str] = set()
+        self._read: set[str] = {"__call__"}
         self._variables: set[str] = {"argument"}
         self._objects: list[tuple[str, Any, dict[str, Any], set[str]]] = []
         self._classes: dict[type, set[str]] = {}
@@ -239,8 +239,11 @@ class Reached:
             self._visit(value.__func__, name)
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, name)
-        elif isinstance(value, functools._lru_cache_wrapper):
+        elif isinstance(value, functools._lru_cache_wrapper | staticmethod):
             self._visit(value.__wrapped__, name)
+        elif is_closed(type(value)) and "__wrapped__" in getattr(value, "__dict__", ()):  # another compiled step
+            self._visit(value.__wrapped__, name)
+            self._visit(getattr(value, "modules", ()), f"{name}'s modules")
         else:
             return False
         return True
@@ -249,6 +252,10 @@ class Reached:
         code = function.__code__
         self.facts.append((name, ("function", code)))
         if id(code) not in self.seen.codes and (is_closed(function) or is_library(function.__module__)):
+            if "__wrapped__" in vars(
+                function
+            ):  # torch.no_grad, functools.singledispatch around a function of the user's
+                self._visit(vars(function)["__wrapped__"], name)
             return
         self.guards.function(function)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):

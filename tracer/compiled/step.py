@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_leaves
+from tracer.compiled.aside import steps_aside
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
@@ -22,7 +25,7 @@ from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
-from tracer.errors import CaptureError
+from tracer.errors import CaptureError, GradientArgumentError
 from tracer.tracked_tensor import Tensor
 
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
@@ -40,6 +43,15 @@ _ADVICE = {
 }
 
 
+def check_step(step: Any) -> None:
+    """Raise ``GradientArgumentError`` for what cannot be called."""
+    if not callable(step):
+        raise GradientArgumentError(
+            f"tracer.compile got a {type(step).__qualname__}, which cannot be called: it takes a function, a bound method, another "
+            f"callable or a module. Of a class method, compile the function: @classmethod above @tracer.compile."
+        )
+
+
 class CompiledStep:
     """What ``tracer.compile`` returns: called as the step itself."""
 
@@ -55,25 +67,43 @@ class CompiledStep:
         check: bool,
     ) -> None:
         check_backend(backend)
+        check_step(step)
         functools.update_wrapper(self, step)
         self._step = step
         #: What names the arguments.
         self._signature = step
-        self._modules = [] if modules is None else list(modules)
+        #: Those that the step is said to reach.
+        self.modules = [] if modules is None else list(modules)
         self._backend = backend
         self._dynamic = dynamic
         self._check = check
         #: The one that served last comes first.
-        self._looks = [Look(step, self._modules, Seen(), self.leaf_hooks)]
+        self._looks = [Look(step, self.modules, Seen(), self.leaf_hooks)]
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if steps_aside():
+            return self._step(*args, **kwargs)
         graph, tensors, is_new = self.find(args, kwargs)
         if is_new and self._check:
             return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
         return graph(tensors)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: bound to the object, as functions are."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        """A copy has graphs of its own. Pickled it is the name it has in its module, or the step with its options."""
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return type(self), (self._step, self.modules, self._backend, self._dynamic, self._check)
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], bool]:
         """The graph that a call takes, the tensors that it runs on, and whether it was captured for this call."""
@@ -124,7 +154,7 @@ class CompiledStep:
                 with kept_as_they_were((args, kwargs)):
                     graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
             except MetMore as met:
-                look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
+                look = Look(self._step, self.modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
                 continue
             if reached.extended is not None:
                 with DisableTorchFunctionSubclass():
