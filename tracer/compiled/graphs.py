@@ -14,10 +14,11 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_en
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
 from tracer.compiled.random_numbers import draws
-from tracer.compiled.reached import Reached
+from tracer.compiled.reached import ARGUMENT, Reached
 from tracer.compiled.replay import Replay
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
@@ -175,7 +176,8 @@ def checked_capture(
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
     try:
-        captured, strangers = _capture(call, tensors, names, dims)
+        with same_thread():
+            captured, strangers = _capture(call, tensors, names, dims)
         _refuse_homeless(captured, reached, tensors)
         if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
             raise CaptureError(
@@ -233,8 +235,8 @@ def _capture(
         found = {id(tensor): tensor for tensor in captured.strangers if id(tensor) not in known}
         if strangers:
             raise CaptureError(
-                f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
-                f"loader, a file): it would be that of the first call for ever. Make it outside, and pass it as an argument."
+                f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a "
+                f"data loader, a file, another thread): it would be that of the first call for ever. Make it outside, and pass it as an argument."
             )
         strangers += found.values()
 
@@ -258,7 +260,8 @@ def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.T
     for position in sorted(taken):
         if position < len(reached.tensors) and id(tensors[position]) not in reached.in_modules:
             tensor = tensors[position]
-            if tensor.requires_grad and id(tensor) not in reached.arguments:
+            given = id(tensor) in reached.arguments or reached.names[position].startswith(ARGUMENT)
+            if tensor.requires_grad and not given:
                 raise CaptureError(
                     f"{reached.names[position]}, a tensor of shape {tuple(tensor.shape)} that requires grad, is closed over and in no "
                     f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "

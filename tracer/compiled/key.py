@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -100,6 +101,34 @@ def key_of_thread() -> tuple[Any, ...]:
         (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
         (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
     )
+
+
+#: What puts back what a step has left changed.
+_PUT_BACK: dict[str, Callable[[Any], Any]] = {
+    "grad mode": torch.set_grad_enabled,
+    "default dtype": torch.set_default_dtype,
+    "deterministic algorithms": torch.use_deterministic_algorithms,
+    "precision of float32 products": torch.set_float32_matmul_precision,
+}
+
+
+@contextmanager
+def same_thread() -> Iterator[None]:
+    """Raise ``CaptureError`` where the block leaves the state of this thread another one; what can be put back is put back."""
+    before = key_of_thread()
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for name, old, new in zip(THREAD, before, key_of_thread(), strict=True):
+            if old != new:
+                changed.append(name)
+                _PUT_BACK.get(name, bool)(old)
+    if changed:
+        raise CaptureError(
+            f"the step leaves another state behind ({', '.join(changed)}), and a graph would not. Set it outside of the step, or for a "
+            f"block in it (with torch.no_grad(): ...)."
+        )
 
 
 def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
@@ -72,13 +73,14 @@ def kept_as_they_were(nest: Any) -> Iterator[None]:
 
 def ids_in(nest: Any) -> frozenset[int]:
     """The ids of all containers in a nest, and of the tensors in them."""
-    held = list(_containers(nest))
-    tensors = [part for container in held for part in _values(container) if isinstance(part, torch.Tensor)]
-    return frozenset(map(id, held + tensors))
+    parts = list[Any]()
+    leaves = tree_flatten(nest, lambda part: parts.append(part))[0]  # asked of each part; None is no
+    others = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
+    return frozenset(map(id, parts)) - others
 
 
 def _containers(nest: Any) -> Iterator[Any]:
-    if isinstance(nest, dict | list | tuple):
+    if isinstance(nest, dict | list | tuple | deque):
         yield nest
         for value in _values(nest):
             yield from _containers(value)

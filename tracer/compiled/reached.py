@@ -16,7 +16,7 @@ import gc
 import sys
 import types
 import weakref
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -49,6 +49,8 @@ _GLOBAL_HOOKS = [
 ]
 
 
+#: How the names of what an argument leads to begin.
+ARGUMENT = "argument "
 _DESCRIPTORS = (
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
@@ -107,7 +109,7 @@ class Reached:
         for module in given:
             self._visit(module, type(module).__name__)
         for argument in arguments:
-            name = f"argument {getattr(argument, '__name__', type(argument).__name__)}"
+            name = f"{ARGUMENT}{getattr(argument, '__name__', type(argument).__name__)}"
             self._visit(argument, name)
             if seen.whole_arguments and isinstance(getattr(argument, "__dict__", None), dict):
                 self._visit(vars(argument), f"all of {name}")
@@ -216,6 +218,11 @@ class Reached:
             self.guards.whole(value)
             for key, item in list(value.items()):
                 self._visit(item, f"{name}[{key!r}]", module)
+        elif isinstance(value, UserDict | UserList | ChainMap):
+            self.facts.append((name, kind.__name__))
+            held = "maps" if isinstance(value, ChainMap) else "data"
+            self.guards.names(vars(value), (held,))
+            self._visit(vars(value)[held], name, module)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self.facts.append((name, (kind.__name__, len(value))))
             if not isinstance(value, tuple | frozenset):

@@ -65,13 +65,22 @@ class Watch(TorchFunctionMode):
         self.looked_at_grad = False
         #: Whether it has asked where in its memory a tensor begins.
         self.looked_at_offset = False
+        #: The last refusal, which code of the step may catch (`try: x.item()`) and go another way than with values.
+        self.refused: BaseException | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        try:
+            return self._answer(func, args, kwargs or {})
+        except (CaptureError, NO_DATA_ERRORS, NO_SHAPE_ERRORS, *UNKNOWN_TO_FAKE) as error:
+            self.refused = error
+            raise
+
+    def _answer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name in _MEMORY:
-            self._refuse_memory(name, args, sys._getframe(1))
+            self._refuse_memory(name, args, sys._getframe(2))
         elif name in _TEXT and args and _is_captured(args[0]):
             raise CaptureError(
                 f"a tensor is made text ({name}) in a step that is captured, {users_line()}: it has no values then, and a "
@@ -82,18 +91,17 @@ class Watch(TorchFunctionMode):
                 f"as_strided_() lays a tensor out anew in a step that is captured, {users_line()}, and a graph would not know its size any "
                 f"more. Use as_strided()."
             )
-        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *(kwargs or {}).values()))):
+        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *kwargs.values()))):
             raise CaptureError(
                 f"{qualified(func)} reads the values of a tensor of indices in a step that is captured, {users_line()}: there are none "
                 f"then, and the shapes of its results depend on them. Give it numbers."
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
-            self._note_grad(sys._getframe(1))
+            self._note_grad(sys._getframe(2))
         elif func in _PLACE and id(args[0]) in self._inputs:
-            self._refuse_place(_PLACE[func], sys._getframe(1))
+            self._refuse_place(_PLACE[func], sys._getframe(2))
         self.looked_at_offset |= name == "storage_offset"
-        kwargs = kwargs or {}
-        bridged = func in _BACKWARD and _is_bridge(sys._getframe(1))
+        bridged = func in _BACKWARD and _is_bridge(sys._getframe(2))
         if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(args[0])):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
@@ -187,6 +195,8 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
     try:
         with watch:
             yield watch
+        if watch.refused is not None:
+            raise watch.refused
         if _python_randomness() != drawn:
             raise CaptureError(
                 "the step draws random numbers from Python's random or from NumPy: a graph would have the same ones for ever. Draw them "
@@ -254,7 +264,7 @@ def _first_line(error: RuntimeError) -> str:
 
 def _torchs_call(error: RuntimeError) -> str | None:
     """The call of the step out of which torch raised; None where the step's own code raised, or we did."""
-    if type(error) not in (RuntimeError, NotImplementedError):
+    if type(error) not in (RuntimeError, NotImplementedError) and not type(error).__module__.startswith("torch."):
         return None
     call, trace = None, error.__traceback__
     while trace is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_leaves
-from tracer.compiled.aside import steps_aside
+from tracer.compiled.aside import in_checkpoint, outside_of_checkpoints, steps_aside
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
@@ -86,6 +86,9 @@ class CompiledStep:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if steps_aside():
             return self._step(*args, **kwargs)
+        if in_checkpoint():
+            with outside_of_checkpoints():
+                return self(*args, **kwargs)
         graph, tensors, is_new = self.find(args, kwargs)
         if is_new and self._check:
             return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
