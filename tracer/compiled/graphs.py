@@ -191,6 +191,7 @@ def checked_capture(
         reached.put_back()
     with DisableTorchFunctionSubclass():
         seen = reached.extend(captured.observer.seen())
+        captured.observer.forget()
     if seen is not None:
         raise MetMore(seen)
     return captured, strangers
@@ -235,8 +236,9 @@ def _capture(
         found = {id(tensor): tensor for tensor in captured.strangers if id(tensor) not in known}
         if strangers:
             raise CaptureError(
-                f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a "
-                f"data loader, a file, another thread): it would be that of the first call for ever. Make it outside, and pass it as an argument."
+                f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
+                f"loader, a file, another thread): it would be that of the first call for ever. Make it outside, and pass it as an "
+                f"argument."
             )
         strangers += found.values()
 

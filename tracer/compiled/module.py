@@ -25,6 +25,7 @@ from tracer.compiled.module_graph import ModuleGraph, make_module_graph
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.step import CompiledStep
+from tracer.compiled.turns import runs
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
@@ -94,13 +95,16 @@ class _Calls(CompiledStep):
         originals: dict[int, torch.Tensor] = {}
         try:
             args, kwargs = _cut_off(args, kwargs, originals)
-            graph, tensors, is_new = self.find(args, kwargs)
+            with runs:
+                found = self.known(args, kwargs)
+            graph, tensors, is_new = self.find(args, kwargs) if found is None else (*found, False)
         finally:
             for pair in reversed(hooks):
                 push_saved_tensors_hooks(*pair)
         if is_new and self._check:
             checked_module_call(graph, lambda: self._step(*args, **kwargs), tensors)
-        return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
+        with runs:
+            return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
 
     def _make(
         self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family

@@ -90,7 +90,8 @@ class Reached:
         self.guards = Guards()
         self.unchanged = self.guards.unchanged
         self._visited: dict[int, tuple[int, Any]] = {}
-        self._kept: list[Any] = []
+        #: Objects whose ids stand among the facts.
+        self.kept: list[Any] = []
         #: Names of attributes that code reads, and names of its variables.
         self._read: set[str] = {"__call__"}
         self._variables: set[str] = {"argument"}
@@ -215,6 +216,7 @@ class Reached:
         if isinstance(value, dict):
             keys = tuple((type(k), k) if type(k) in SIMPLE else id(k) for k in value)
             self.facts.append((name, (kind.__name__, keys)))
+            self.kept += value
             self.guards.whole(value)
             for key, item in list(value.items()):
                 self._visit(item, f"{name}[{key!r}]", module)
@@ -290,7 +292,7 @@ class Reached:
         built_in = known.get("__builtins__", {})
         built_in = vars(built_in) if isinstance(built_in, types.ModuleType) else built_in
         for variable in sorted((read.names - known.keys()) & built_in.keys()):
-            self.facts.append((variable, ("builtin", id(built_in[variable]))))
+            self._note_identity(built_in[variable], variable)
             self.guards.names(built_in, (variable,))
         for imported in sorted(read.imports):
             if imported in sys.modules:
@@ -312,7 +314,7 @@ class Reached:
 
     def _note_identity(self, value: Any, name: str) -> None:
         self.facts.append((name, ("object", id(value))))
-        self._kept.append(value)  # its id stands for it
+        self.kept.append(value)
 
     def _visit_tensor(self, tensor: torch.Tensor, name: str, module: bool) -> None:
         if is_functional(tensor):  # the step has made it, in a capture
@@ -383,10 +385,10 @@ class Reached:
             self.guards.answer(lambda: id(value()))
             self._visit(value(), name)
         elif isinstance(value, collections.abc.Iterator):
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
             self._iterators.append(name)
         elif state_of(value) is not None:
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
             self._generators.append((name, value, state_of(value)))
         else:
             return False
@@ -403,7 +405,7 @@ class Reached:
             or is_engines(kind)
             or not (hasattr(value, "__dict__") or _slots(value))
         ):
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
         else:
             self.facts.append((name, ("object", kind)))
             self.guards.kind(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -183,8 +184,11 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
 
     ``inputs`` come from outside of it. ``order`` learns which calls write in place.
     """
+    thread = threading.get_ident()
 
     def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != thread:
+            return
         raise CaptureError(
             f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
             f"not be part of the graph. Call it after the compiled step."
@@ -199,8 +203,9 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             raise watch.refused
         if _python_randomness() != drawn:
             raise CaptureError(
-                "the step draws random numbers from Python's random or from NumPy: a graph would have the same ones for ever. Draw them "
-                "outside and pass them as arguments, or use torch's."
+                "the step draws random numbers from Python's random or from NumPy, or another thread does so while it is captured: a graph "
+                "would have the same ones for ever. Draw them outside and pass them as arguments, or use torch's; let other threads begin "
+                "after the first call."
             )
     except NO_DATA_ERRORS as error:
         raise CaptureError(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import threading
 import types
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -25,6 +26,7 @@ from tracer.compiled.observed import Seen
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
+from tracer.compiled.turns import making, runs
 from tracer.errors import CaptureError, GradientArgumentError
 from tracer.tracked_tensor import Tensor
 
@@ -82,6 +84,8 @@ class CompiledStep:
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
+        #: A look is at one state at a time.
+        self._looking = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if steps_aside():
@@ -89,10 +93,16 @@ class CompiledStep:
         if in_checkpoint():
             with outside_of_checkpoints():
                 return self(*args, **kwargs)
+        with runs:
+            found = self.known(args, kwargs)
+            if found is not None:
+                graph, tensors = found
+                return graph(tensors)
         graph, tensors, is_new = self.find(args, kwargs)
         if is_new and self._check:
             return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
-        return graph(tensors)
+        with runs:
+            return graph(tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """As a method: bound to the object, as functions are."""
@@ -110,28 +120,29 @@ class CompiledStep:
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], bool]:
         """The graph that a call takes, the tensors that it runs on, and whether it was captured for this call."""
-        leaves: Sequence[Any]
-        spec: Any
-        roots: tuple[Any, ...] = ()
-        if not kwargs and _TENSORS.issuperset(map(type, args)):  # most calls: looking for nests in it would take 5 us
-            leaves, spec = args, len(args)
-        else:
-            leaves, spec = tree_flatten((args, kwargs))
-            roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
-            spec = spec, types_of_keys((args, kwargs))
+        with making():
+            found = self.known(args, kwargs)
+            if found is not None:
+                return *found, False
+            return *self._new(*_parts(args, kwargs), args, kwargs), True
+
+    def known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
+        """The graph that was captured for calls like this one, if there is one, and the tensors that it runs on here."""
+        leaves, spec, roots = _parts(args, kwargs)
         thread = key_of_thread()
-        for look in self._looks:
-            with DisableTorchFunctionSubclass():
-                reached = look.at(roots)
-                tensors = _all_tensors(reached, leaves)
-            key = look.state, key_of_arguments(leaves, spec, reached.places), thread
-            graph = self._graphs.get(key)
-            if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
-                graph = self._graphs.get((key, graph.captured.looks(tensors)))
-            if graph is not None:
-                self._serves(look)
-                return graph, tensors, False
-        return *self._new(leaves, spec, roots, args, kwargs), True
+        with self._looking:
+            for look in self._looks:
+                with DisableTorchFunctionSubclass():
+                    reached = look.at(roots)
+                    tensors = _all_tensors(reached, leaves)
+                key = look.state, key_of_arguments(leaves, spec, reached.places), thread
+                graph = self._graphs.get(key)
+                if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
+                    graph = self._graphs.get((key, graph.captured.looks(tensors)))
+                if graph is not None:
+                    self._serves(look)
+                    return graph, tensors
+        return None
 
     def _serves(self, look: Look) -> None:
         if look is not self._looks[0]:
@@ -149,10 +160,11 @@ class CompiledStep:
             self._forget()
         look = self._looks[0]
         for attempt in range(ATTEMPTS):
-            with DisableTorchFunctionSubclass():
+            with self._looking, DisableTorchFunctionSubclass():
                 reached = look.at(roots)
+                state = look.state
                 tensors = _all_tensors(reached, leaves)
-            key = look.state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
+            key = state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
             try:
                 with kept_as_they_were((args, kwargs)):
                     graph = self._graph_of_family(key, reached, tensors, leaves, args, kwargs)
@@ -160,10 +172,11 @@ class CompiledStep:
                 look = Look(self._step, self.modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
                 continue
             if reached.extended is not None:
-                with DisableTorchFunctionSubclass():
+                with self._looking, DisableTorchFunctionSubclass():
                     look.extend(reached)
+                    state = look.state
                 family = self._families[key_without_sizes(key)]
-                key = look.state, *key[1:]
+                key = state, *key[1:]
                 self._families[key_without_sizes(key)] = family
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
@@ -256,6 +269,15 @@ class CompiledStep:
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
                 f"dynamic=False: each shape gets a graph of its own."
             ) from error
+
+
+def _parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any, tuple[Any, ...]]:
+    """Of a call: the leaves of its arguments, how these are nested, and those that have to be walked."""
+    if not kwargs and _TENSORS.issuperset(map(type, args)):  # most calls: looking for nests in it would take 5 us
+        return args, len(args), ()
+    leaves, spec = tree_flatten((args, kwargs))
+    roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
+    return leaves, (spec, types_of_keys((args, kwargs))), roots
 
 
 def _named_key(reached: Reached, names: list[str], leaves: Sequence[Any], key: Any) -> list[tuple[str, Any]]:
