@@ -156,6 +156,7 @@ def capture_step(
     graph, used = simplified(graph, [at for _, at in run.grads])
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
+    outputs: Any = graph.graph.output_node().args[0]
     return Captured(
         graph,
         used,
@@ -171,7 +172,7 @@ def capture_step(
         run.looks_at_offset,
         observer,
         stage,
-        frozenset(at for at, node in enumerate(graph.graph.output_node().args[0]) if node.op == "placeholder"),
+        frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder"),
         strangers,
     )
 

@@ -10,7 +10,12 @@ from typing import Any
 import torch
 
 from ops_registry.scopes import note_applied, rules_applied
-from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, storage_key
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    in_data_parallel_forward,
+    set_grad_enabled,
+    storage_key,
+)
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
@@ -109,12 +114,14 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
         _GRAD.__set__(value, values[leaf.grad])
     if not leaf.tracked:
         return value
-    return become_tracked(value, _end_of_history(tensors, value) if leaf.history else None)
+    return become_tracked(value, _end_of_history(captured, tensors, value) if leaf.history else None)
 
 
-def _end_of_history(tensors: list[torch.Tensor], value: torch.Tensor) -> RaisingNode:
+def _end_of_history(captured: Captured, tensors: list[torch.Tensor], value: torch.Tensor) -> RaisingNode:
     """Behind a result: leads to all that the step was given, so that a sweep to any of that meets it."""
-    parents = tuple([node for node in map(any_node, tensors) if node is not None])
+    given = [tensors[i] for i in captured.used if i < len(tensors)]
+    wanted = [t for t in given if type(t) is Tensor or (t.requires_grad and not in_data_parallel_forward(t))]
+    parents = tuple([node for node in map(any_node, wanted) if node is not None])
     return RaisingNode("compiled_step", _ended, parents, value.shape, value.dtype)
 
 

@@ -99,9 +99,9 @@ class CompiledStep:
                 graph, tensors = found
                 return graph(tensors)
         graph, tensors, is_new = self.find(args, kwargs)
-        if is_new and self._check:
-            return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
         with runs:
+            if is_new and self._check:
+                return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
             return graph(tensors)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
