@@ -75,13 +75,14 @@ def test_one_step_called_at_once_has_one_graph_a_shape() -> None:
 
 def test_a_graph_that_runs_another_step_waits_for_no_one_who_waits_for_it() -> None:
     models, inner_steps = [mlp(1), mlp(2)], [tracer.compile(lambda x, k=k: x * k, backend="replay") for k in (2, 3)]
-    both = threading.Barrier(2)
+    both, armed = threading.Barrier(2), threading.Event()
 
     def backend_of(inner: Step) -> Callable[..., Any]:
         def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Step:
             def run(*given: torch.Tensor) -> Any:
-                both.wait(60)  # both threads are in the middle of a graph, and each wants to capture
-                inner(torch.ones(5, 4))
+                if armed.is_set():
+                    both.wait(60)  # both threads are in the middle of a graph, and each wants to capture
+                    inner(torch.ones(5, 4))
                 return graph(*given)
 
             return run
@@ -92,8 +93,11 @@ def test_a_graph_that_runs_another_step_waits_for_no_one_who_waits_for_it() -> N
         tracer.compile(step_of(model), backend=backend_of(inner))
         for model, inner in zip(models, inner_steps, strict=True)
     ]
-    found = in_threads(*[lambda step=step: step(batches(3)[0]) for step in steps])
-    torch.testing.assert_close(found, [step_of(mlp(seed))(batches(3)[0]) for seed in (1, 2)])
+    x = batches(3)[0]
+    expected = [step(x) for step in steps]
+    armed.set()
+    torch.testing.assert_close(in_threads(*[lambda step=step: step(x) for step in steps]), expected)
+    assert [len(step.explain().rows) for step in inner_steps] == [1, 1]
 
 
 @pytest.mark.parametrize(
