@@ -184,20 +184,9 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
 
     ``inputs`` come from outside of it. ``order`` learns which calls write in place.
     """
-    thread = threading.get_ident()
-
-    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if threading.get_ident() != thread:
-            return
-        raise CaptureError(
-            f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
-            f"not be part of the graph. Call it after the compiled step."
-        )
-
-    handle = register_optimizer_step_pre_hook(refuse)
     watch, drawn = Watch(frozenset(map(id, inputs)), order), _python_randomness()
     try:
-        with watch:
+        with _optimizers_refused(), watch:
             yield watch
         if watch.refused is not None:
             raise watch.refused
@@ -246,8 +235,27 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
         ) from error
     finally:
-        handle.remove()
         _put_python_randomness(drawn)
+
+
+@contextmanager
+def _optimizers_refused() -> Iterator[None]:
+    """In this thread an optimiser's step raises ``CaptureError``."""
+    thread = threading.get_ident()
+
+    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        raise CaptureError(
+            f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
+            f"not be part of the graph. Call it after the compiled step."
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _put_python_randomness(drawn: tuple[Any, ...]) -> None:
