@@ -9,7 +9,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-_free = threading.Condition(threading.Lock())
+_lock = threading.Lock()
+_free = threading.Condition(_lock)
 _making = threading.RLock()
 #: By the id of a thread, how many graphs it is running, one inside of another.
 _running: dict[int, int] = {}
@@ -24,18 +25,19 @@ class _Runs:
 
     def __enter__(self) -> None:
         thread = threading.get_ident()
-        with _free:
+        with _lock:
             while _capturing and _capturing[0] != thread:
                 _free.wait()
             _running[thread] = _running.get(thread, 0) + 1
 
     def __exit__(self, *error: object) -> None:
         thread = threading.get_ident()
-        with _free:
+        with _lock:
             _running[thread] -= 1
             if not _running[thread]:
                 del _running[thread]
-                _free.notify_all()
+                if _waiting:
+                    _free.notify_all()
 
 
 runs = _Runs()
