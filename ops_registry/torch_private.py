@@ -162,9 +162,11 @@ module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
 #: What ``Module.load_state_dict`` calls for each submodule: with ``assign=True`` it makes new parameters.
 module_load: Callable[..., None] = torch.nn.Module._load_from_state_dict
 
-#: How many ``TorchFunctionMode`` blocks are open in this thread, and each of them, the outermost first.
+#: How many ``TorchDispatchMode`` are on here: each sees every call of a backward pass. How many ``TorchFunctionMode``, and which: the
+#: device of ``torch.set_default_device`` is one as well.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_modes: Callable[[], int] = torch._C._len_torch_function_stack
-mode_at: Callable[[int], Any] = torch._C._get_function_stack_at
+function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
 #: Switches of torch's backends as C++ knows them. The public ones (``torch.backends``) take ten times as long, and
 #: ``torch.get_float32_matmul_precision`` raises where somebody has set ``fp32_precision``, of which ``precision_of`` tells.
 SWITCHES = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled", "mkldnn_deterministic", "flash_sdp_enabled",
@@ -173,6 +175,7 @@ asks_of_switches: list[Callable[[], bool]] = [getattr(torch._C, f"_get_{name}") 
 precision_of: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
 #: In which order kernels of attention are tried.
 attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
+
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
 #: Whether autocast is on for some device: one cheap question in place of one for each.
@@ -231,9 +234,6 @@ torch_c: Any = torch._C
 #: The class of torch's engine, whose one instance queues callbacks and runs every native backward pass, and the class that holds it.
 ImperativeEngine: Any = torch._C._ImperativeEngine
 Variable: Any = torch.autograd.Variable
-
-#: How many ``TorchDispatchMode`` are on: each sees every call of a backward pass.
-count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 
 #: torch's functions that put a dual number together and take it apart (``torch.autograd.forward_ad``); interception reports them.
 make_dual: Any = torch._VF._make_dual
@@ -333,7 +333,7 @@ def creation_of(view: torch.Tensor) -> str:
 
 
 #: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_flatten: Callable[..., tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
 tree_unflatten: Callable[[Iterable[Any], Any], Any] = torch.utils._pytree.tree_unflatten
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
 tree_map: Callable[..., Any] = torch.utils._pytree.tree_map

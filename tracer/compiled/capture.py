@@ -5,6 +5,7 @@ The step runs once on tensors without values, which stand in for the real ones. 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -27,6 +28,7 @@ from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
 from tracer.compiled.symbolic import Dims, Stage
+from tracer.compiled.turns import capturing
 from tracer.errors import CaptureError
 from tracer.graph import Graph
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -45,6 +47,8 @@ class Returned:
     tracked: bool = False
     #: It had a history when the step returned it.
     history: bool = False
+    #: Of a tensor that the step made, the position of its ``.grad`` among the results.
+    grad: int | None = None
 
 
 @dataclass
@@ -78,6 +82,8 @@ class Captured:
     stage: Stage
     #: Tensors that the step has made and that somebody keeps, with their positions among the results.
     kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    #: The results of the graph that are inputs of it.
+    passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
     #: What the step leaves in Python's objects.
@@ -148,7 +154,7 @@ def capture_step(
         examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
-    with Graph(sites=True), cudnn_off():
+    with capturing(), Graph(sites=True), cudnn_off():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
     run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))
@@ -156,6 +162,7 @@ def capture_step(
     graph, used = simplified(graph, [at for _, at in run.grads])
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
+    outputs: Any = graph.graph.output_node().args[0]
     return Captured(
         graph,
         used,
@@ -172,6 +179,7 @@ def capture_step(
         observer,
         stage,
         run.kept,
+        frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder"),
         strangers,
     )
 
@@ -222,7 +230,7 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
             run.returned.append(Returned("result", len(run.results)))
             run.results.append(leaf)
         elif not isinstance(leaf, torch.Tensor):
-            if not isinstance(leaf, _SIMPLE):
+            if not isinstance(leaf, (*_SIMPLE, enum.Enum)):
                 raise CaptureError(
                     f"the step returns a {type(leaf).__qualname__}, of which a graph knows nothing. Return tensors and plain values, in "
                     f"tuples, lists, dictionaries or dataclasses."
@@ -233,9 +241,10 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
         elif id(leaf) in of_grad:
             run.returned.append(Returned("grad", of_grad[id(leaf)]))
         else:
-            tracked = type(leaf) is Tensor
-            run.returned.append(Returned("result", len(run.results), tracked, tracked and leaf.requires_grad))
-            run.results.append(plain_alias(leaf))
+            tracked, at, grad = type(leaf) is Tensor, len(run.results), _GRAD.__get__(leaf)
+            run.results += [plain_alias(value) for value in (leaf, grad) if value is not None]
+            history = tracked and leaf.requires_grad
+            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1))
 
 
 def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:

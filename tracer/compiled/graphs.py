@@ -10,18 +10,26 @@ from typing import Any
 import torch
 
 from ops_registry.scopes import note_applied, rules_applied
-from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, storage_key
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    in_data_parallel_forward,
+    set_grad_enabled,
+    storage_key,
+)
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
 from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
 from tracer.compiled.python_writes import PythonWrites, find_writes, give_memory, refusal
 from tracer.compiled.random_numbers import draws
-from tracer.compiled.reached import Reached
+from tracer.compiled.reached import ARGUMENT, Reached
+from tracer.compiled.replay import Replay
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
+from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
@@ -67,7 +75,9 @@ class StepGraph:
                 if self.strangers or captured.given:
                     offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
                 inputs = [offered[i] for i in captured.used]
-                if self.calls == 1:  # torch's compiler looks for aliases then, and refuses any class but its own
+                if self.calls == 1 and not isinstance(
+                    self.run, Replay
+                ):  # compilers look for aliases then, and refuse other classes
                     inputs = [plain_alias(tensor) for tensor in inputs]
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)
@@ -79,7 +89,7 @@ class StepGraph:
                         tensor.copy_(values[at])
             finally:
                 set_grad_enabled(mode)
-            return captured.rebuild([_returned(leaf, tensors, values) for leaf in captured.returned])
+            return captured.rebuild([_returned(captured, leaf, tensors, values) for leaf in captured.returned])
 
 
 def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
@@ -95,7 +105,7 @@ def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
         _GRAD.__set__(tensors[position], None)
 
 
-def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
+def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
     if leaf.kind == "value":
         return leaf.at
     if leaf.kind == "input":
@@ -103,10 +113,21 @@ def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
+    if leaf.at in captured.passed_on:  # the step returns x.detach(): another object in the same memory
+        value = plain_alias(value)
+    if leaf.grad is not None:
+        _GRAD.__set__(value, values[leaf.grad])
     if not leaf.tracked:
         return value
-    node = RaisingNode("compiled_step", _ended, (), value.shape, value.dtype) if leaf.history else None
-    return become_tracked(value, node)
+    return become_tracked(value, _end_of_history(captured, tensors, value) if leaf.history else None)
+
+
+def _end_of_history(captured: Captured, tensors: list[torch.Tensor], value: torch.Tensor) -> RaisingNode:
+    """Behind a result: leads to all that the step was given, so that a sweep to any of that meets it."""
+    given = [tensors[i] for i in captured.used if i < len(tensors)]
+    wanted = [t for t in given if type(t) is Tensor or (t.requires_grad and not in_data_parallel_forward(t))]
+    parents = tuple([node for node in map(any_node, wanted) if node is not None])
+    return RaisingNode("compiled_step", _ended, parents, value.shape, value.dtype)
 
 
 def _ended() -> Exception:
@@ -191,7 +212,8 @@ def _observed_capture(
 ) -> tuple[Captured, list[torch.Tensor], PythonWrites | None]:
     """One capture, and what else the step did meanwhile. All is put back."""
     try:
-        captured, strangers = _capture(call, reached, tensors, names, dims, keep)
+        with same_thread():
+            captured, strangers = _capture(call, reached, tensors, names, dims, keep)
         try:
             _refuse_homeless(captured, reached, tensors)
             if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
@@ -210,6 +232,7 @@ def _observed_capture(
         reached.put_back()
     with DisableTorchFunctionSubclass():
         seen = reached.extend(captured.observer.seen())
+        captured.observer.forget()
     if seen is not None:
         raise MetMore(seen)
     if writes is not None and not reached.unchanged():
@@ -263,8 +286,8 @@ def _capture(
         if strangers:
             raise CaptureError(
                 f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
-                f"loader, a file, a parameter that is made there): it would be that of the first call for ever. Make it outside, and pass "
-                f"it as an argument."
+                f"loader, a file, another thread, a parameter that is made there): it would be that of the first call for ever. Make it "
+                f"outside, and pass it as an argument."
             )
         strangers += found.values()
         _put_back(captured.observer, reached)
@@ -295,7 +318,8 @@ def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.T
     for position in sorted(taken):
         if position < len(reached.tensors) and id(tensors[position]) not in reached.in_modules:
             tensor = tensors[position]
-            if tensor.requires_grad and id(tensor) not in reached.arguments:
+            given = id(tensor) in reached.arguments or reached.names[position].startswith(ARGUMENT)
+            if tensor.requires_grad and not given:
                 raise CaptureError(
                     f"{reached.names[position]}, a tensor of shape {tuple(tensor.shape)} that requires grad, is closed over and in no "
                     f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "

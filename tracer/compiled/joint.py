@@ -137,7 +137,7 @@ class _Forward:
                 f"cannot be repeated outside of the graph (a replaced rule, a hook, another dtype, a write). Return a clone of it."
             )
         place = leaf.shape, leaf.stride(), leaf.storage_offset() - base.storage_offset()
-        return Part("view", position, tracked, history, place, write_ban(leaf))
+        return Part("view", position, tracked, history, place=place, ban=write_ban(leaf))
 
 
 def _node_of(tensor: torch.Tensor) -> Node | None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,17 +14,15 @@ from ops_registry.registry import changes
 from ops_registry.scopes import rules_in_force
 from ops_registry.torch_private import (
     SWITCHES,
-    DeviceContexts,
     DisableTorchFunctionSubclass,
     asks_of_switches,
     attention_order,
-    count_modes,
-    mode_at,
     precision_of,
     saved_tensors_hooks,
     storage_key,
     transform_level,
 )
+from tracer.compiled.aside import default_devices
 from tracer.compiled.layouts import check_layouts
 from tracer.errors import CaptureError
 from tracer.recording.fallback import fallback_active
@@ -52,8 +51,8 @@ _VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 #: The names of what ``key_of_thread`` gives. A compiler has the number of threads in its code.
 THREAD = (
     "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
-    "default dtype", "deterministic algorithms", "hooks on saved tensors", "open modes", "anomaly mode", "fallback", "number of threads",
-    f"switches of backends ({', '.join(SWITCHES)})", "precision of float32 products on CUDA, and on the CPU",
+    "default dtype", "deterministic algorithms", "hooks on saved tensors", "default device", "anomaly mode", "fallback",
+    "number of threads", f"switches of backends ({', '.join(SWITCHES)})", "precision of float32 products on CUDA, and on the CPU",
 )  # fmt: skip
 
 #: The names of what is known of an argument without its values.
@@ -98,7 +97,7 @@ def key_of_thread() -> tuple[Any, ...]:
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
         saved_tensors_hooks(True),
-        tuple([_key_of_mode(mode) for mode in open_modes()]) if count_modes() else (),
+        default_devices(),
         torch.is_anomaly_enabled(),
         fallback_active(),
         torch.get_num_threads(),
@@ -107,14 +106,31 @@ def key_of_thread() -> tuple[Any, ...]:
     )
 
 
-def open_modes() -> list[Any]:
-    """The ``TorchFunctionMode`` blocks around a call, which have a hand in every call that is captured."""
-    return [mode_at(position) for position in range(count_modes())]
+#: What puts back what a step has left changed.
+_PUT_BACK: dict[str, Callable[[Any], Any]] = {
+    "grad mode": torch.set_grad_enabled,
+    "default dtype": torch.set_default_dtype,
+    "deterministic algorithms": torch.use_deterministic_algorithms,
+}
 
 
-def _key_of_mode(mode: Any) -> tuple[type, torch.device | None]:
-    """Class and default device: whatever else there is of a mode is walked."""
-    return type(mode), mode.device if isinstance(mode, DeviceContexts.DeviceContext) else None
+@contextmanager
+def same_thread() -> Iterator[None]:
+    """Raise ``CaptureError`` where the block leaves the state of this thread another one; what can be put back is put back."""
+    before = key_of_thread()
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for name, old, new in zip(THREAD, before, key_of_thread(), strict=True):
+            if old != new:
+                changed.append(name)
+                _PUT_BACK.get(name, bool)(old)
+    if changed:
+        raise CaptureError(
+            f"the step leaves another state behind ({', '.join(changed)}), and a graph would not. Set it outside of the step, or for a "
+            f"block in it (with torch.no_grad(): ...)."
+        )
 
 
 def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:

@@ -181,6 +181,12 @@ class Observer:
             for held in self._closures.get(id(code), ())
         )
 
+    def forget(self) -> None:
+        """Let go of what was met: arguments of one call among it."""
+        self._objects.clear()
+        self._before.clear()
+        self._closures.clear()
+
     def refusal(self) -> CaptureError:
         """The error for the first thing that no graph can do."""
         what, where, remedy = self.refused[0]

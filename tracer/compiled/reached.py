@@ -17,7 +17,7 @@ import io
 import sys
 import types
 import weakref
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -51,6 +51,8 @@ _GLOBAL_HOOKS = [
 ]
 
 
+#: How the names of what an argument leads to begin.
+ARGUMENT = "argument "
 _DESCRIPTORS = (
     types.MemberDescriptorType,
     types.GetSetDescriptorType,
@@ -94,9 +96,10 @@ class Reached:
         self.guards = Guards()
         self.unchanged = self.guards.unchanged
         self._visited: dict[int, tuple[int, Any]] = {}
-        self._kept: list[Any] = []
+        #: Objects whose ids stand among the facts.
+        self.kept: list[Any] = []
         #: Names of attributes that code reads, and names of its variables.
-        self._read: set[str] = set()
+        self._read: set[str] = {"__call__"}
         self._variables: set[str] = {"argument"}
         self._objects: list[tuple[str, Any, dict[str, Any], set[str]]] = []
         self._classes: dict[type, set[str]] = {}
@@ -114,7 +117,7 @@ class Reached:
         for module in given:
             self._visit(module, type(module).__name__)
         for argument in arguments:
-            name = f"argument {getattr(argument, '__name__', type(argument).__name__)}"
+            name = f"{ARGUMENT}{getattr(argument, '__name__', type(argument).__name__)}"
             self._visit(argument, name)
             if seen.whole_arguments and isinstance(getattr(argument, "__dict__", None), dict):
                 self._visit(vars(argument), f"all of {name}")
@@ -222,9 +225,15 @@ class Reached:
         if isinstance(value, dict):
             keys = tuple((type(k), k) if type(k) in SIMPLE else id(k) for k in value)
             self.facts.append((name, (kind.__name__, keys)))
+            self.kept += value
             self.guards.whole(value)
             for key, item in list(value.items()):
                 self._visit(item, f"{name}[{key!r}]", module)
+        elif isinstance(value, UserDict | UserList | ChainMap):
+            self.facts.append((name, kind.__name__))
+            held = "maps" if isinstance(value, ChainMap) else "data"
+            self.guards.names(vars(value), (held,))
+            self._visit(vars(value)[held], name, module)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self.facts.append((name, (kind.__name__, len(value))))
             if not isinstance(value, tuple | frozenset):
@@ -248,9 +257,13 @@ class Reached:
             self._visit(value.__func__, name)
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, name)
-        elif isinstance(value, functools._lru_cache_wrapper):
-            self._caches.append(value)
+        elif isinstance(value, functools._lru_cache_wrapper | staticmethod):
+            if not isinstance(value, staticmethod):
+                self._caches.append(value)
             self._visit(value.__wrapped__, name)
+        elif is_closed(type(value)) and "__wrapped__" in getattr(value, "__dict__", ()):  # another compiled step
+            self._visit(value.__wrapped__, name)
+            self._visit(getattr(value, "modules", ()), f"{name}'s modules")
         else:
             return False
         return True
@@ -259,6 +272,10 @@ class Reached:
         code = function.__code__
         self.facts.append((name, ("function", code)))
         if id(code) not in self.seen.codes and (is_closed(function) or is_library(function.__module__)):
+            if "__wrapped__" in vars(
+                function
+            ):  # torch.no_grad, functools.singledispatch around a function of the user's
+                self._visit(vars(function)["__wrapped__"], name)
             return
         self.guards.function(function)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -286,7 +303,7 @@ class Reached:
         built_in = known.get("__builtins__", {})
         built_in = vars(built_in) if isinstance(built_in, types.ModuleType) else built_in
         for variable in sorted((read.names - known.keys()) & built_in.keys()):
-            self.facts.append((variable, ("builtin", id(built_in[variable]))))
+            self._note_identity(built_in[variable], variable)
             self.guards.names(built_in, (variable,))
         for imported in sorted(read.imports):
             if imported in sys.modules:
@@ -308,7 +325,7 @@ class Reached:
 
     def _note_identity(self, value: Any, name: str) -> None:
         self.facts.append((name, ("object", id(value))))
-        self._kept.append(value)  # its id stands for it
+        self.kept.append(value)
 
     def _visit_tensor(self, tensor: torch.Tensor, name: str, module: bool) -> None:
         if is_functional(tensor):
@@ -384,10 +401,10 @@ class Reached:
             if value not in (sys.stdout, sys.stderr):
                 self._files.append(name)
         elif isinstance(value, collections.abc.Iterator):
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
             self._iterators.append(name)
         elif state_of(value) is not None:
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
             self._generators.append((name, value, state_of(value)))
         else:
             return False
@@ -404,7 +421,7 @@ class Reached:
             or is_engines(kind)
             or not (hasattr(value, "__dict__") or _slots(value))
         ):
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
         else:
             self.facts.append((name, ("object", kind)))
             self.guards.kind(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType, TracebackType
@@ -65,13 +66,22 @@ class Watch(TorchFunctionMode):
         self.looked_at_grad = False
         #: Whether it has asked where in its memory a tensor begins.
         self.looked_at_offset = False
+        #: The last refusal, which code of the step may catch (`try: x.item()`) and go another way than with values.
+        self.refused: BaseException | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        try:
+            return self._answer(func, args, kwargs or {})
+        except (CaptureError, NO_DATA_ERRORS, NO_SHAPE_ERRORS, *UNKNOWN_TO_FAKE) as error:
+            self.refused = error
+            raise
+
+    def _answer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name in _MEMORY:
-            self._refuse_memory(name, args, sys._getframe(1))
+            self._refuse_memory(name, args, sys._getframe(2))
         elif name in _TEXT and args and _is_captured(args[0]):
             raise CaptureError(
                 f"a tensor is made text ({name}) in a step that is captured, {users_line()}: it has no values then, and a "
@@ -82,18 +92,17 @@ class Watch(TorchFunctionMode):
                 f"as_strided_() lays a tensor out anew in a step that is captured, {users_line()}, and a graph would not know its size any "
                 f"more. Use as_strided()."
             )
-        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *(kwargs or {}).values()))):
+        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *kwargs.values()))):
             raise CaptureError(
                 f"{qualified(func)} reads the values of a tensor of indices in a step that is captured, {users_line()}: there are none "
                 f"then, and the shapes of its results depend on them. Give it numbers."
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
-            self._note_grad(sys._getframe(1))
+            self._note_grad(sys._getframe(2))
         elif func in _PLACE and id(args[0]) in self._inputs:
-            self._refuse_place(_PLACE[func], sys._getframe(1))
+            self._refuse_place(_PLACE[func], sys._getframe(2))
         self.looked_at_offset |= name == "storage_offset"
-        kwargs = kwargs or {}
-        bridged = func in _BACKWARD and _is_bridge(sys._getframe(1))
+        bridged = func in _BACKWARD and _is_bridge(sys._getframe(2))
         if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(args[0])):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
@@ -175,22 +184,17 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
 
     ``inputs`` come from outside of it. ``order`` learns which calls write in place.
     """
-
-    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        raise CaptureError(
-            f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
-            f"not be part of the graph. Call it after the compiled step."
-        )
-
-    handle = register_optimizer_step_pre_hook(refuse)
     watch, drawn = Watch(frozenset(map(id, inputs)), order), _python_randomness()
     try:
-        with watch:
+        with _optimizers_refused(), watch:
             yield watch
+        if watch.refused is not None:
+            raise watch.refused
         if _python_randomness() != drawn:
             raise CaptureError(
-                "the step draws random numbers from Python's random or from NumPy: a graph would have the same ones for ever. Draw them "
-                "outside and pass them as arguments, or use torch's."
+                "the step draws random numbers from Python's random or from NumPy, or another thread does so while it is captured: a graph "
+                "would have the same ones for ever. Draw them outside and pass them as arguments, or use torch's; let other threads begin "
+                "after the first call."
             )
     except NO_DATA_ERRORS as error:
         raise CaptureError(
@@ -231,8 +235,27 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
         ) from error
     finally:
-        handle.remove()
         _put_python_randomness(drawn)
+
+
+@contextmanager
+def _optimizers_refused() -> Iterator[None]:
+    """In this thread an optimiser's step raises ``CaptureError``."""
+    thread = threading.get_ident()
+
+    def refuse(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        if threading.get_ident() != thread:
+            return
+        raise CaptureError(
+            f"{type(optimizer).__name__}.step() is called in a step that is captured, {users_line()}: its own state would "
+            f"not be part of the graph. Call it after the compiled step."
+        )
+
+    handle = register_optimizer_step_pre_hook(refuse)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def _put_python_randomness(drawn: tuple[Any, ...]) -> None:

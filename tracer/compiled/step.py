@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import functools
 import inspect
+import sys
+import threading
+import types
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, count_modes, tree_flatten, tree_leaves
+from ops_registry.torch_private import DisableTorchFunctionSubclass, tree_flatten, tree_leaves
+from tracer.compiled.aside import in_checkpoint, outside_of_checkpoints, steps_aside
 from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import MetMore, make_graph
-from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread, open_modes
+from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
@@ -23,8 +27,8 @@ from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.telling import differences
-from tracer.compiled.whose import is_engines
-from tracer.errors import CaptureError
+from tracer.compiled.turns import making, runs
+from tracer.errors import CaptureError, GradientArgumentError
 from tracer.tracked_tensor import Tensor
 
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
@@ -42,6 +46,15 @@ _ADVICE = {
 }
 
 
+def check_step(step: Any) -> None:
+    """Raise ``GradientArgumentError`` for what cannot be called."""
+    if not callable(step):
+        raise GradientArgumentError(
+            f"tracer.compile got a {type(step).__qualname__}, which cannot be called: it takes a function, a bound method, another "
+            f"callable or a module. Of a class method, compile the function: @classmethod above @tracer.compile."
+        )
+
+
 class CompiledStep:
     """What ``tracer.compile`` returns: called as the step itself."""
 
@@ -57,54 +70,82 @@ class CompiledStep:
         check: bool,
     ) -> None:
         check_backend(backend)
+        check_step(step)
         functools.update_wrapper(self, step)
         self._step = step
         #: What names the arguments.
         self._signature = step
-        self._modules = [] if modules is None else list(modules)
+        #: Those that the step is said to reach.
+        self.modules = [] if modules is None else list(modules)
         self._backend = backend
         self._dynamic = dynamic
         self._check = check
         #: The one that served last comes first.
-        self._looks = [Look(step, self._modules, Seen(), self.leaf_hooks)]
+        self._looks = [Look(step, self.modules, Seen(), self.leaf_hooks)]
         self._graphs: dict[Any, Any] = {}
         self._families: dict[Any, Family] = {}
         self._made: list[Any] = []
         self._let_go = 0
         self._told: set[str] = set()
+        #: A look is at one state at a time.
+        self._looking = threading.RLock()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if steps_aside():
+            return self._step(*args, **kwargs)
+        if in_checkpoint():
+            with outside_of_checkpoints():
+                return self(*args, **kwargs)
+        with runs:
+            found = self.known(args, kwargs)
+            if found is not None:
+                graph, tensors = found
+                return graph(tensors)
         graph, tensors, is_new = self.find(args, kwargs)
-        if is_new and self._check:
-            return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
-        return graph(tensors)
+        with runs:
+            if is_new and self._check:
+                return checked_call(graph, lambda: self._step(*args, **kwargs), tensors)
+            return graph(tensors)
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """As a method: bound to the object, as functions are."""
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __reduce__(self) -> Any:
+        """A copy has graphs of its own. Pickled it is the name it has in its module, or the step with its options."""
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if found is self:
+            return name
+        return type(self), (self._step, self.modules, self._backend, self._dynamic, self._check)
 
     def find(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor], bool]:
         """The graph that a call takes, the tensors that it runs on, and whether it was captured for this call."""
-        leaves: Sequence[Any]
-        spec: Any
-        roots: tuple[Any, ...] = ()
-        if not kwargs and _TENSORS.issuperset(map(type, args)):  # most calls: looking for nests in it would take 5 us
-            leaves, spec = args, len(args)
-        else:
-            leaves, spec = tree_flatten((args, kwargs))
-            roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
-            spec = spec, types_of_keys((args, kwargs))
+        with making():
+            found = self.known(args, kwargs)
+            if found is not None:
+                return *found, False
+            return *self._new(*_parts(args, kwargs), args, kwargs), True
+
+    def known(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, list[torch.Tensor]] | None:
+        """The graph that was captured for calls like this one, if there is one, and the tensors that it runs on here."""
+        leaves, spec, roots = _parts(args, kwargs)
         thread = key_of_thread()
-        if count_modes():
-            roots = *roots, *[mode for mode in open_modes() if not is_engines(type(mode))]
-        for look in self._looks:
-            with DisableTorchFunctionSubclass():
-                reached = look.at(roots)
-                tensors = _all_tensors(reached, leaves)
-            key = look.state, key_of_arguments(leaves, spec, reached.places), thread
-            graph = self._graphs.get(key)
-            if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
-                graph = self._graphs.get((key, graph.captured.looks(tensors)))
-            if graph is not None and _can_serve(graph):
-                self._serves(look)
-                return graph, tensors, False
-        return *self._new(leaves, spec, roots, args, kwargs), True
+        with self._looking:
+            for look in self._looks:
+                with DisableTorchFunctionSubclass():
+                    reached = look.at(roots)
+                    tensors = _all_tensors(reached, leaves)
+                key = look.state, key_of_arguments(leaves, spec, reached.places), thread
+                graph = self._graphs.get(key)
+                if graph is not None and (graph.captured.looks_at_grad or graph.captured.looks_at_offset):
+                    graph = self._graphs.get((key, graph.captured.looks(tensors)))
+                if graph is not None and _can_serve(graph):
+                    self._serves(look)
+                    return graph, tensors
+        return None
 
     def _serves(self, look: Look) -> None:
         if look is not self._looks[0]:
@@ -129,10 +170,11 @@ class CompiledStep:
             self._forget()
         look = self._looks[0]
         for attempt in range(ATTEMPTS):
-            with DisableTorchFunctionSubclass():
+            with self._looking, DisableTorchFunctionSubclass():
                 reached = look.at(roots)
+                state = look.state
                 tensors = _all_tensors(reached, leaves)
-            key = look.state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
+            key = state, key_of_arguments(leaves, spec, reached.places), key_of_thread()
             family = self._families.setdefault(key_without_sizes(key), Family(self._dynamic))
             with DisableTorchFunctionSubclass():
                 known = family.find(tensors)
@@ -142,15 +184,16 @@ class CompiledStep:
                 with kept_as_they_were((args, kwargs)):
                     graph = known or self._make(reached, tensors, args, kwargs, family)
             except MetMore as met:
-                look = Look(self._step, self._modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
+                look = Look(self._step, self.modules, met.seen | look.seen if attempt else met.seen, self.leaf_hooks)
                 continue
             writes = graph.captured.writes
             if writes is not None and earlier is not None:
                 raise earlier.refusal()
             if reached.extended is not None:
-                with DisableTorchFunctionSubclass():
+                with self._looking, DisableTorchFunctionSubclass():
                     look.extend(reached)
-                key = look.state, *key[1:]
+                    state = look.state
+                key = state, *key[1:]
                 self._families[key_without_sizes(key)] = family
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
@@ -275,6 +318,15 @@ def _can_serve(graph: Any) -> bool:
     """Whether what a graph leaves in Python's objects can be left there now."""
     writes = graph.captured.writes
     return writes is None or writes.applies
+
+
+def _parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any], Any, tuple[Any, ...]]:
+    """Of a call: the leaves of its arguments, how these are nested, and those that have to be walked."""
+    if not kwargs and _TENSORS.issuperset(map(type, args)):  # most calls: looking for nests in it would take 5 us
+        return args, len(args), ()
+    leaves, spec = tree_flatten((args, kwargs))
+    roots = tuple([leaf for leaf in leaves if not (isinstance(leaf, torch.Tensor) or is_plain(leaf))])
+    return leaves, (spec, types_of_keys((args, kwargs))), roots
 
 
 def _named_key(reached: Reached, names: list[str], leaves: Sequence[Any], key: Any) -> list[tuple[str, Any]]:
