@@ -16,13 +16,14 @@ from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
 from tracer.reports.badness import ABSENT, FINE, INF, NAN
-from tracer.reports.causes import CHOOSING, FIX_CUT, FIX_ZERO, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
+from tracer.reports.causes import CHOOSING, FIX_CUT, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
 from tracer.reports.evidence import NUMBERS, Evidence, Origin, call_of, kind_of
 from tracer.reports.gradient_births import hooks_told
 from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
+from tracer.reports.zeros import TIMES_ZERO, why_zero
 from tracer.tracked_tensor import Tensor
 
 #: How the verdicts are spoken of, the most surprising first.
@@ -93,6 +94,7 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
     found = [_of_origin(origin, state, node, evidence) for origin in evidence.origins.get(node.serial, ())]
     if node.serial not in evidence.reached or not found:
         found.append(_of_unused_result(call_of(node)))
+    found.sort(key=lambda cause: cause.reason == TIMES_ZERO)
     if kind_of(state) != "not finite":
         found += [_of_cut(end.cut) for end in evidence.ends(serial) if end.cut is not None and end.rank[0] == 0]
         found += of_loss(evidence)
@@ -327,26 +329,15 @@ def _zero(origin: Origin, node: Node, subject: Node, evidence: Evidence) -> Caus
         if call_of(killer) is not node:
             node = call_of(killer)
             given = _input_name(node, parent)
-    name = name_of(node.op)
     inside = [
         n for n in getattr(node, "inside", ()) if name_of(n.op) in STEPS or name_of(n.op) in WHY_ZERO.keys() - PRODUCTS
     ]
     if len(inside) == 1:  # of a level of torch.vmap: nothing else in it is as likely
-        node, name = inside[0], name_of(inside[0].op)
+        node = inside[0]
     if _overwrites(node, given):
         reason = "it writes other values over these: what they were does not matter to the loss"
         return Cause("overwritten", node.op, node.site, reason, "Write elsewhere, or into a part of it")
-    fix = FIX_ZERO.get(name, "")
-    if name in STEPS:
-        reason = "its derivative is 0 everywhere"
-        fix = "Give it a rule that lets the gradient through (ops_registry.use)"
-    else:
-        reason = WHY_ZERO.get(name, f"what it passes on to '{given}' is 0 throughout")
-    if node.dtype in (torch.float16, torch.bfloat16):
-        reason += ", or too small for half precision"
-        fix = (
-            f"{fix}; or scale the loss up (torch.amp.GradScaler)" if fix else "Scale the loss up (torch.amp.GradScaler)"
-        )
+    reason, fix = why_zero(node, given)
     return Cause("zero", node.op, node.site, reason, fix)
 
 

@@ -1,0 +1,90 @@
+"""Planted faults whose reason, or remedy, depends on what the call was given and not on its op alone. A line marked FAULT is the one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from support.planted import T, fault
+
+
+# ---------------------------------------------------------------------- zero
+@fault("zero", "softmax", "add up to 1 whatever it is given")
+def the_sum_of_a_softmax(x: T, w: T) -> T:
+    return torch.softmax(x, 0).sum() + w.sum()  # FAULT
+
+
+@fault("zero", "softmax", "one element takes all")
+def a_softmax_at_a_temperature_near_zero(x: T, w: T) -> T:
+    return (torch.softmax(x / 1e-4, 0) * w).sum()  # FAULT
+
+
+@fault("zero", "mul", "multiplied with the number 0")
+def a_term_that_is_switched_off(x: T, w: T) -> T:
+    weight = 0.0
+    return w.sum() + weight * x.exp().sum()  # FAULT
+
+
+@fault("zero", "round", "its derivative is 0 everywhere")
+def a_term_that_keeps_a_parameter_in_the_loss_beside_the_fault(x: T, w: T) -> T:
+    unused = 0 * x.sum()
+    return (x.round() * w).sum() + unused  # FAULT
+
+
+@fault("zero", "div", "its derivative is 0 everywhere")
+def a_quotient_that_is_rounded(x: T, w: T) -> T:
+    return (torch.div(x, 0.3, rounding_mode="floor") * w).sum()  # FAULT
+
+
+@fault("zero", "logsumexp", "another element is so much larger")
+def a_logsumexp_that_one_element_rules(x: T, w: T) -> T:
+    return torch.logsumexp(torch.cat([x, w * 1e5]), 0)  # FAULT
+
+
+@fault("zero", "threshold", "at or below its threshold")
+def below_a_threshold(x: T, w: T) -> T:
+    return (F.threshold(x, 10.0, 0.0) * w).sum()  # FAULT
+
+
+@fault("zero", "hardshrink", "between -lambd and lambd")
+def within_a_shrinkage(x: T, w: T) -> T:
+    return (F.hardshrink(x, 10.0) * w).sum()  # FAULT
+
+
+@fault("zero", "amax", "none of these elements was the chosen one")
+def what_is_never_the_largest(x: T, w: T) -> T:
+    return torch.stack([x, w + 10]).amax(0).sum()  # FAULT
+
+
+@fault("zero", "glu", "gate is closed")
+def a_closed_gate(x: T, w: T) -> T:
+    return F.glu(torch.cat([x, w * 0 - 1e4]), 0).sum() + w.sum()  # FAULT
+
+
+@fault("zero", "grid_sampler", "outside of what it reads")
+def points_outside_of_an_image(x: T, w: T) -> T:
+    grid = torch.stack([x, x], -1).reshape(1, 1, 3, 2) + 10
+    return F.grid_sample(w.reshape(1, 1, 1, 3), grid, align_corners=False).sum()  # FAULT
+
+
+@fault("zero", "tril", "sets to 0")
+def the_other_side_of_a_triangle(x: T, w: T) -> T:
+    return torch.tril(torch.stack([x, x]), diagonal=-2).sum() + w.sum()  # FAULT
+
+
+@fault("zero", "Blank", "its own backward returns zeros for input 0")
+def a_function_with_one_gradient_of_zeros(x: T, w: T) -> T:
+    class Blank(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: T, b: T) -> T:
+            ctx.save_for_backward(a)
+            return a * b
+
+        @staticmethod
+        def backward(ctx: Any, grad: T) -> Any:  # type: ignore[override]
+            (a,) = ctx.saved_tensors
+            return grad * 0, grad * a
+
+    return Blank.apply(x, w).sum()  # FAULT
