@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+import nn
 from support.planted import T, fault
 
 
@@ -88,3 +89,66 @@ def a_function_with_one_gradient_of_zeros(x: T, w: T) -> T:
             return grad * 0, grad * a
 
     return Blank.apply(x, w).sum()  # FAULT
+
+
+@fault("zero", "the module Linear", "planted_reasons.py")
+def a_backward_hook_of_a_module(x: T, w: T) -> Any:
+    layer = nn.track(torch.nn.Linear(3, 3))
+    layer.register_full_backward_pre_hook(lambda module, grads: (grads[0] * 0,))
+    return layer.weight, layer(w).sum()  # FAULT
+
+
+# ---------------------------------------------------------------------- cut
+@fault("cut", "_unique2", "Integers have no gradient")
+def the_places_of_unique_values(x: T, w: T) -> T:
+    _, places = torch.unique(x * 2, return_inverse=True)  # FAULT
+    return w[places].sum()
+
+
+@fault("cut", "Marked", "ctx.mark_non_differentiable")
+def a_result_marked_as_not_differentiable(x: T, w: T) -> T:
+    class Marked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: T) -> T:
+            result = a * 2
+            ctx.mark_non_differentiable(result)
+            return result
+
+        @staticmethod
+        def backward(ctx: Any, grad: T) -> T:  # type: ignore[override]
+            return grad
+
+    return (Marked.apply(x) * w).sum()  # FAULT
+
+
+@torch.jit.script  # type: ignore[untyped-decorator]
+def scripted(x: T) -> T:
+    return x.detach() * 2
+
+
+@fault("cut", "scripted", "Look inside of it")
+def compiled_code_that_detaches(x: T, w: T) -> T:
+    return (scripted(x * 1) * w).sum()  # FAULT
+
+
+@fault("cut", "sample (", "rsample()")
+def a_sample_of_a_distribution(x: T, w: T) -> T:
+    drawn = torch.distributions.Normal(x, 1.0).sample()  # FAULT
+    return (drawn * w).sum()
+
+
+@fault("cut", "detach", "Leave out detach")
+def a_step_of_a_generator_after_that_of_its_critic(x: T, w: T) -> T:
+    fake = x * 2
+    (fake.detach() * w).sum().backward()
+    w.grad = None
+    loss = (fake.detach() * w).exp().sum()  # FAULT
+    print(fake.detach().mean())
+    return loss
+
+
+# ---------------------------------------------------------------------- nan
+@fault("inf", "mul", "put in a large finite number")
+def a_product_with_an_infinity(x: T, w: T) -> T:
+    error = x - x.detach()
+    return (error * float("inf") * w).sum()  # FAULT

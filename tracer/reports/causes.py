@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from torch.utils.checkpoint import CheckpointFunction
+
+from tracer.functions.function_node import FunctionNode
+from tracer.node import Node
+
+#: No graph sees into a stretch that torch's older checkpoint runs again in a backward pass of its own.
+REENTRANT_FIX = "Pass use_reentrant=False to torch.utils.checkpoint: then it is told which call there does it"
+
 #: Ops whose slope is the other factor.
 PRODUCTS = frozenset(
     (
@@ -197,6 +205,10 @@ FIX_CUT: dict[str, str] = {
     "integer result": "Integers have no gradient: keep a floating-point dtype",
     "no gradient": "Use a smooth stand-in (softmax for argmax, sigmoid for a comparison), or give the op a rule (ops_registry.use)",
     "requires_grad_(False)": "Leave requires_grad on, or turn it on again before the forward pass",
+    "sample": "Draw with rsample() where the distribution has it; else let log_prob(sample) carry the gradient (REINFORCE), or "
+    "take gumbel_softmax",
+    "marked": "Leave out ctx.mark_non_differentiable for it, or use another result",
+    "inside": "Look inside of it for what ends the history: detach, no_grad, integers",
     "conversion": "Use the tensor as it is: a new one made of it has its values alone; torch.stack puts tensors together",
     "grad": "Pass create_graph=True where the gradient is to be part of a loss",
     "deepcopy": "Use the tensor itself: a copy is a leaf of its own",
@@ -208,3 +220,8 @@ FIX_CUT: dict[str, str] = {
 def name_of(op: str) -> str:
     """The op as the tables above have it: without the mark of an in-place form or an overload."""
     return op if op.startswith("__") else op.partition(".")[0].rstrip("_")
+
+
+def is_reentrant(node: Node | None) -> bool:
+    """Whether the call is a checkpoint with ``use_reentrant=True``."""
+    return isinstance(node, FunctionNode) and node.cls is CheckpointFunction

@@ -35,7 +35,7 @@ SHOWN_REASONS = 4
 
 #: Cuts that are mostly meant, a number for a log or a check, and those that are often meant, a choice or a mask.
 NUMBERS = frozenset(("item", "tolist", "float()", "int()", "bool()", "index()", "complex()"))
-CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad"))
+CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad", "sample", "marked"))
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,11 @@ class Evidence:
         for cut in self.cuts:
             for serial in cut.parents:
                 cuts[serial].append(cut)
-        chosen = {cut.site.instruction for cut in self.cuts if cut.what == "integer result"}
+        chosen = {cut.site.instruction for cut in self.cuts if cut.what in ("integer result", "marked")}
         found: dict[int, tuple[End, ...]] = {}
         for serial in sorted({*self.calls, *self.users, *cuts, *self.reached}, reverse=True):
             lists = [found[user] for user in self.users.get(serial, ()) if found.get(user)]
-            own = [End((_rank_of(cut), -serial), serial, cut) for cut in cuts.get(serial, ())]
+            own = [End((self._rank_of(cut), -cut.serial), serial, cut) for cut in cuts.get(serial, ())]
             if not own and serial not in self.users and serial not in self.reached and serial in self.calls:
                 call = self.calls[serial]
                 # A call that gave integers too is the likelier to have been made for those.
@@ -135,6 +135,11 @@ class Evidence:
                 merged = {id(end): end for ends in (own, *lists) for end in ends}
                 found[serial] = tuple(sorted(merged.values(), key=attrgetter("rank"))[:SHOWN_REASONS])
         return found
+
+    def _rank_of(self, cut: Cut) -> int:
+        if self.root is not None and cut.serial > self.root.serial:
+            return 5  # the loss was there before: a metric, a log
+        return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
 
     def _find_ways(self) -> dict[int, Node]:
         """By serial number: the next node on a shortest way to the loss. Newest first, so that each knows its users' distance."""
@@ -271,10 +276,6 @@ class _Sent:
 def kind_of(state: int) -> str:
     """``absent``, ``zero``, ``fine`` or ``not finite``."""
     return ("absent", "zero", "fine", "not finite", "not finite")[state]
-
-
-def _rank_of(cut: Cut) -> int:
-    return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
 
 
 def _pairs(parent: Any, grad: Any) -> Iterator[tuple[Node, Any]]:

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils.checkpoint import CheckpointFunction
 
 from ops_registry.sites import Site
 from tracer.errors import FreedGraphError, OverwrittenError
@@ -16,9 +15,19 @@ from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
 from tracer.reports.badness import ABSENT, FINE, INF, NAN
-from tracer.reports.causes import CHOOSING, FIX_CUT, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
+from tracer.reports.causes import (
+    CHOOSING,
+    FIX_CUT,
+    OVERWRITING,
+    PRODUCTS,
+    REENTRANT_FIX,
+    STEPS,
+    WHY_ZERO,
+    is_reentrant,
+    name_of,
+)
 from tracer.reports.evidence import NUMBERS, Evidence, Origin, call_of, kind_of
-from tracer.reports.gradient_births import hooks_told
+from tracer.reports.gradient_births import hooked, hooks_told
 from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
@@ -169,7 +178,7 @@ def _is_behind_torch(tensor: torch.Tensor, evidence: Evidence) -> bool:
 
 
 def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]) -> list[Cause]:
-    if isinstance(evidence.error, FreedGraphError) and any(n.op == CheckpointFunction.__name__ for n in evidence.order):
+    if isinstance(evidence.error, FreedGraphError) and any(is_reentrant(n) for n in evidence.order):
         return [_failed(evidence)]  # its backward, which has run, may have come to this one
     found = []
     for end in evidence.ends(serial):
@@ -208,14 +217,21 @@ def _loss_without_history(loss: Any) -> Cause:
 
 def _of_cut(cut: Cut) -> Cause:
     op = cut.site.op
-    told = f"{cut.what} ({op})" if cut.what in ("no_grad", "inference_mode", "requires_grad_(False)") else cut.what
-    if cut.what in ("detach", "integer result", "no gradient", "conversion", "other class"):
+    told = (
+        f"{cut.what} ({op})"
+        if cut.what in ("no_grad", "inference_mode", "requires_grad_(False)", "sample")
+        else cut.what
+    )
+    if cut.what in ("detach", "integer result", "no gradient", "conversion", "other class", "marked", "inside"):
         told = op
     reasons = {
         "no_grad": "gradients were off when the call was made (no_grad, set_grad_enabled(False))",
         "inference_mode": "gradients were off when the call was made",
         "integer result": "integers carry no gradient",
         "no gradient": "its result carries no gradient, whatever it is given",
+        "sample": "what a distribution draws has no gradient towards its parameters",
+        "marked": "the Function gives this result without a gradient: it is marked so, or of integers",
+        "inside": "what it returned has no history in torch's own autograd, where it ran",
         "requires_grad_(False)": "a leaf on the way did not require grad from there on",
         "grad": "gradients taken without create_graph=True have no history",
         "deepcopy": "the copy is a leaf of its own",
@@ -266,7 +282,7 @@ def _of_checkpoint(state: int, norm: float) -> list[Cause]:
     if state == FINE:
         return [Cause("ok", "", None, f"its gradient has norm {norm:.4g}, {inside}", norm=norm)]
     cause = {NAN: "nan", INF: "inf"}.get(state, "zero")
-    return [Cause(cause, "", None, f"so it came {inside}", "Pass use_reentrant=False to see which call made it so")]
+    return [Cause(cause, "", None, f"so it came {inside}", REENTRANT_FIX)]
 
 
 def _of_unused_result(call: Node) -> Cause:
@@ -289,14 +305,16 @@ def _of_origin(origin: Origin, state: int, subject: Node, evidence: Evidence) ->
         reason = ", ".join(filter(None, (f"{told} was given a gradient and made it so", hooks_told(origin.node))))
         return Cause(_word(state), "a hook", node.site, reason, "Look at register_hook on it")
     if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
-        reason = "a gradient came, and this is what the hook or the call passed on"
-        return Cause(
-            _word(state), f"a hook on {node.op}", node.site, reason, "Look at the hook: of the module, or of grad_fn"
-        )
+        told = "a gradient came, and this is what the hook or the call passed on"
+        reason = ", ".join(filter(None, (told, hooks_told(node))))
+        fix = "Look at the hook: of the module, or of grad_fn"
+        return Cause(_word(state), f"a hook on {hooked(node)}", node.site, reason, fix)
     if origin.how == "sum":
         return _cancelled(node, evidence)
     if kind == "absent":
         assert origin.parent is not None
+        if is_reentrant(node):
+            return Cause("cut", node.op, node.site, "the stretch that it runs sends nothing back there", REENTRANT_FIX)
         reason = (
             f"its own backward returns None for input {_input_name(node, origin.parent)} of those that require grad"
         )

@@ -9,7 +9,7 @@ import torch
 from tracer.functions.function_node import FunctionNode
 from tracer.node import Node
 from tracer.reports.badness import ZERO, state_of
-from tracer.reports.causes import FIX_ZERO, PRODUCTS, STEPS, WHY_ZERO, name_of
+from tracer.reports.causes import FIX_ZERO, PRODUCTS, REENTRANT_FIX, STEPS, WHY_ZERO, is_reentrant, name_of
 from tracer.reports.known_values import known_values
 from tracer.reports.recorded import is_zero
 
@@ -38,6 +38,8 @@ def _reason(node: Node, given: str) -> tuple[str, str]:
         return TIMES_ZERO, "Look at that weight. Where it is 0 on purpose, nothing is wrong"
     if name in WHY_ZERO:
         return WHY_ZERO[name], FIX_ZERO[name]
+    if is_reentrant(node):
+        return "so the stretch that it runs sends it back", REENTRANT_FIX
     if isinstance(node, FunctionNode):
         return f"its own backward returns zeros for input {given}", f"Look at {node.origin}"
     return (

@@ -84,7 +84,7 @@ def test_real_cuts_rank_before_those_of_a_log() -> None:
 
     loss, graph = noted(program)
     answer = tracer.why(x, loss, graph)
-    assert [cause.op for cause in answer.rows] == ["detach", "gt", "argmax", "item"]
+    assert [cause.op for cause in answer.rows] == ["detach", "argmax", "gt", "item"]
     assert "What it may be as well:" in str(answer)
 
 
