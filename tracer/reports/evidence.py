@@ -27,6 +27,7 @@ from tracer.reports.births import Forward
 from tracer.reports.gradient_births import Backward, has_hooks
 from tracer.reports.not_finite import Places
 from tracer.reports.report import norm
+from tracer.reports.rounding import Rounding, is_suspicious
 from tracer.reports.steps import Step, steps
 from tracer.tracked_tensor import Tensor
 
@@ -224,6 +225,16 @@ class Evidence:
     def places(self) -> Places:
         """Where what is not finite came up."""
         return Places(Forward(self._notes, self._loss), self.backward)
+
+    @cached_property
+    def _rounding(self) -> Rounding:
+        return Rounding(self._loss, self.order)
+
+    def rounded_by(self, node: Node) -> Node | None:
+        """Of a gradient that is rounding and nothing else: the call that made it so."""
+        if not is_suspicious(self.norms.get(node.serial, 0.0), max(self.norms.values()), node.dtype):
+            return None
+        return self._rounding.made_by.get(node.serial)
 
     # ------------------------------------------------------------------ what made it so
     def _find_origins(self) -> None:

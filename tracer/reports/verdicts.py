@@ -32,7 +32,7 @@ from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
-from tracer.reports.zeros import TIMES_ZERO, why_zero
+from tracer.reports.zeros import ROUNDED_FIX, TIMES_ZERO, why_rounded, why_zero
 from tracer.tracked_tensor import Tensor
 
 #: How the verdicts are spoken of, the most surprising first.
@@ -65,7 +65,7 @@ class Cause(Row):
     reason: str
     #: What to change.
     fix: str = field(default="", repr=False)
-    #: That of the gradient, for ``ok``.
+    #: That of the gradient, for ``ok``, and for ``zero`` where it is rounding and nothing else.
     norm: float | None = field(default=None, repr=False)
 
     def told(self) -> str:
@@ -99,7 +99,9 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
         return [_failed(evidence)]
     state = evidence.came.get(node.serial, ABSENT)
     if state == FINE:
-        return [_ok(node, evidence, with_path), *of_loss(evidence)]
+        rounding = evidence.rounded_by(node)
+        judged = _ok(node, evidence, with_path) if rounding is None else _rounded(rounding, node, evidence)
+        return [judged, *of_loss(evidence)]
     found = [_of_origin(origin, state, node, evidence) for origin in evidence.origins.get(node.serial, ())]
     if node.serial not in evidence.reached or not found:
         found.append(_of_unused_result(call_of(node)))
@@ -250,6 +252,13 @@ def _ok(node: Node, evidence: Evidence, with_path: bool) -> Cause:
         shown = " -> ".join(way if len(way) <= 8 else [*way[:4], "...", *way[-3:]])
         reason += f", by {shown}" if way else ", as it is the loss itself"
     return Cause("ok", "", None, reason, _FILLS_NO_GRAD if _fills_no_grad(node) else "", norm=value)
+
+
+def _rounded(rounding: Node, node: Node, evidence: Evidence) -> Cause:
+    call, undone = why_rounded(call_of(rounding), evidence)
+    norm = evidence.norms[node.serial]
+    reason = f"{undone}; what is left of its gradient, of norm {norm:.2g}, is rounding"
+    return Cause("zero", call.op, call.site, reason, ROUNDED_FIX, norm)
 
 
 _FILLS_NO_GRAD = (

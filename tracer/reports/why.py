@@ -48,7 +48,7 @@ class ParameterRow(Row):
     parameter: str
     op: str
     site: Site | None
-    #: That of the gradient, for ``ok``.
+    #: That of the gradient, for ``ok``, and for ``zero`` where it is rounding and nothing else.
     norm: float | None
     #: All causes, the likeliest first.
     causes: tuple[Cause, ...] = field(repr=False)

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from tracer.functions.function_node import FunctionNode
-from tracer.node import Node
+from tracer.node import Node, Output
 from tracer.reports.badness import ZERO, state_of
 from tracer.reports.causes import FIX_ZERO, PRODUCTS, REENTRANT_FIX, STEPS, WHY_ZERO, is_reentrant, name_of
+from tracer.reports.evidence import Evidence
 from tracer.reports.known_values import known_values
 from tracer.reports.recorded import is_zero
 
@@ -47,6 +48,33 @@ def _reason(node: Node, given: str) -> tuple[str, str]:
         f"Look at what {name} is given: its derivative is 0 there, or it leaves these elements out",
     )
 
+
+def why_rounded(node: Node, evidence: Evidence) -> tuple[Node, str]:
+    """Of a call that passed on what is rounding and nothing else: the call that undoes what the tensor would change, and why."""
+    way = [one for one in (node, *evidence.way_to_loss(node.serial)) if not isinstance(one, Output)][:_FAR]
+    for one in way:
+        for ops, reason in _UNDOING:
+            if name_of(one.op) in ops:
+                return one, reason
+    return node, "the parts of its gradient cancel, as in x - x"
+
+
+#: So far towards the loss a call is looked for that undoes.
+_FAR = 20
+#: What some ops undo.
+_UNDOING = (
+    (
+        ("softmax", "log_softmax", "scaled_dot_product_attention"),
+        "a shift that all elements share changes nothing in a softmax",
+    ),
+    (
+        ("batch_norm", "group_norm", "instance_norm", "layer_norm", "rms_norm"),
+        "a norm undoes what shifts, or scales, all that it normalises alike",
+    ),
+    (("std", "var"), "a spread does not change with a shift"),
+    (("div",), "the quotient does not change where both of its sides are scaled alike"),
+)
+ROUNDED_FIX = "It cannot learn there: leave it out (bias=False before a norm), or let it act after that call"
 
 #: Of a softmax that is not saturated.
 _OF_ALIKE = {

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.leaves import leaf32
 from torch.utils.checkpoint import checkpoint
 
@@ -54,6 +55,41 @@ def test_a_result_is_asked_about_as_a_leaf_is() -> None:
     assert tracer.why(first, loss, graph).cause == "zero"
     assert tracer.why(second, loss, graph).rows[0].norm == 1.0
     assert tracer.why(loss, loss, graph).verdict == "ok: its gradient has norm 1, as it is the loss itself"
+
+
+SCORES = torch.tensor([1.0, 5.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("op", "program"),
+    [
+        ("softmax", lambda x: ((SCORES + x.sum()).softmax(0) * SCORES).sum()),
+        ("layer_norm", lambda x: (F.layer_norm(SCORES * x.sum(), (3,), eps=0.0) * SCORES).sum()),
+        (
+            "batch_norm",
+            lambda x: (
+                (F.batch_norm(torch.eye(3) @ torch.eye(3) + x, None, None, training=True) * SCORES).mean(0)[:2].sum()
+            ),
+        ),
+        ("div", lambda x: (SCORES * x.sum() / (SCORES * x.sum()).norm() * SCORES).sum()),
+    ],
+)
+def test_what_rounding_has_left_of_a_gradient_is_told_as_zero_with_the_call_that_undoes_it(
+    op: str, program: Callable[[T], T]
+) -> None:
+    x = leaf32(0.3, 0.71, 0.97)
+    loss, graph = noted(lambda: program(x))
+    assert bool(torch.autograd.grad(loss, x, retain_graph=True)[0].any()), "else it is told as any other zero"
+    answer = tracer.why(x, loss, graph)
+    assert answer.cause == "zero" and answer.rows[0].op == op and "is rounding" in answer.verdict
+    assert f" at test_why.py:{inspect.getsourcelines(program)[1]}" in answer.verdict or op == "batch_norm"
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-30])
+def test_a_gradient_that_is_only_small_is_ok(scale: float) -> None:
+    x = leaf32(0.3, 0.71, 0.97)
+    loss, graph = noted(lambda: (x.sin() * scale).sum() + leaf32(1.0).sum())
+    assert tracer.why(x, loss, graph).cause == "ok"
 
 
 def test_the_elements_of_a_loss_are_summed() -> None:
