@@ -142,6 +142,11 @@ class Evidence:
             return 5  # the loss was there before: a metric, a log
         return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
 
+    def shapes(self) -> dict[int, torch.Size | None]:
+        """By serial number: the shapes of what the calls have returned that are alive, and of their leaves."""
+        nodes = [*self._notes.nodes(), *self.order]
+        return {one.serial: one.shape for node in nodes for one in (node, *flat(node.parents))}
+
     def _find_ways(self) -> dict[int, Node]:
         """By serial number: the next node on a shortest way to the loss. Newest first, so that each knows its users' distance."""
         distance: dict[int, int] = defaultdict(int)

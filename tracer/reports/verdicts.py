@@ -94,7 +94,7 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
         return _of_checkpoint(*evidence.nested[node.serial])
     serial = call_of(node).serial
     if serial not in evidence.reached:
-        return _not_reached(serial, loss, evidence, frozen)
+        return _not_reached(call_of(node), loss, evidence, frozen)
     if evidence.error is not None:
         return [_failed(evidence)]
     state = evidence.came.get(node.serial, ABSENT)
@@ -146,11 +146,17 @@ def _without_history(tensor: torch.Tensor, evidence: Evidence) -> list[Cause]:
     else:
         reason = "it does not require grad: it is data, or came out of a call that ends histories"
     fix = "Turn it on before the forward pass: requires_grad_()"
-    found = [Cause("frozen", "", None, reason, fix)]
-    if not isinstance(tensor, torch.nn.Parameter):
-        ends = [cut for cut in reversed(evidence.cuts) if cut.leaf is None and cut.what not in NUMBERS]
-        found += [_of_cut(cut) for cut in ends[:3]]
-    return found
+    frozen = Cause("frozen", "", None, reason, fix)
+    if isinstance(tensor, torch.nn.Parameter):
+        return [frozen]
+    ends = [cut for cut in reversed(evidence.cuts) if cut.leaf is None and cut.what not in NUMBERS]
+    if type(tensor) is not Tensor or not tensor.is_floating_point():
+        return [frozen, *[_of_cut(cut) for cut in ends[:3]]]
+    # It came out of a call: most likely one that was given something of its shape. Of calls that are gone no shape is known.
+    shapes = evidence.shapes()
+    alike = [cut for cut in ends if any(shapes.get(serial, tensor.shape) == tensor.shape for serial in cut.parents)]
+    others = [cut for cut in ends if cut not in alike]
+    return [*[_of_cut(cut) for cut in alike[:3]], frozen, *[_of_cut(cut) for cut in others[: 3 - len(alike)]]]
 
 
 def _untracked(tensor: torch.Tensor, loss: Any, evidence: Evidence) -> Cause:
@@ -179,7 +185,8 @@ def _is_behind_torch(tensor: torch.Tensor, evidence: Evidence) -> bool:
     return False
 
 
-def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]) -> list[Cause]:
+def _not_reached(node: Node, loss: Any, evidence: Evidence, frozen: list[Cause]) -> list[Cause]:
+    serial = node.serial
     if isinstance(evidence.error, FreedGraphError) and any(is_reentrant(n) for n in evidence.order):
         return [_failed(evidence)]  # its backward, which has run, may have come to this one
     found = []
@@ -193,6 +200,9 @@ def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]
             fix = "Add what it gives to the loss, or leave the call out"
             found.append(Cause("not in loss", call.op, call.site, reason, fix))
     if not found and not frozen:
+        if evidence.root is not None and not isinstance(node, Leaf) and serial > evidence.root.serial:
+            reason = "it was made after the loss: an index or a view (weight[0], weight.T) is a new tensor each time"
+            return [Cause("unused", node.op, node.site, reason, "Ask about the tensor that it was made of")]
         if serial in evidence.calls:
             return [_dead_end(serial, evidence)]
         fix = (

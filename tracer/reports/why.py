@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 
 from ops_registry.sites import Site
-from tracer.errors import FreedGraphError, OverwrittenError
-from tracer.graph import Graph
+from tracer.errors import FreedGraphError, NotNotedError, OverwrittenError, ReportError
+from tracer.graph import Graph, backward_order
+from tracer.node import Leaf
 from tracer.recording.parents import known_node
 from tracer.reports.evidence import Evidence, call_of
 from tracer.reports.report import Report, Row
@@ -119,6 +120,10 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     still gets an answer for each parameter: ``unknown`` for these.
     """
     check_graph("why", graph)
+    if not graph.notes_sites:
+        raise NotNotedError(
+            "why() was asked of a graph that does not note sites: open it as tracer.Graph(sites=True) around the forward pass"
+        )
     if not isinstance(loss, complex | float | int):
         check_tensor("why", "the loss", loss)
     if isinstance(subject, torch.nn.Module):
@@ -126,10 +131,20 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
         return _why_model(subject, loss, graph)
     check_tensor("why", "what it is asked about, which may be a torch.nn.Module too", subject)
     node = known_node(subject)
+    _check_order(subject, loss)
     evidence = Evidence(loss, graph, node)
     if node is not None and call_of(node).serial in evidence.reached:
         _raise_what_backward_raised(evidence)
     return Why(causes_of(subject, loss, evidence, with_path=True))
+
+
+def _check_order(subject: torch.Tensor, loss: Any) -> None:
+    """Raise ``ReportError`` where the loss is a leaf that the other tensor was made of."""
+    node, of_loss = known_node(subject), known_node(loss) if isinstance(loss, torch.Tensor) else None
+    if isinstance(of_loss, Leaf) and node is not None and node is not of_loss and of_loss in backward_order([node]):
+        raise ReportError(
+            "why() was given, for the loss, a leaf that the tensor asked about was made of. Mind the order: why(tensor, loss, graph)."
+        )
 
 
 def _why_model(model: torch.nn.Module, loss: Any, graph: Graph) -> WhyModel:

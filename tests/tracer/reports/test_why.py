@@ -191,11 +191,38 @@ def test_a_graph_that_was_released_is_refused_with_the_remedy_and_its_cuts_are_t
     assert tracer.why(cut, loss, graph).cause == "cut"
 
 
+def test_a_result_without_history_is_told_by_the_cut_that_it_came_out_of() -> None:
+    x = leaf32(1.0, 2.0)
+    with tracer.Graph(sites=True) as graph:
+        kept = x.exp().detach()
+        loss = (kept * x).sum()
+        x.sum().detach()
+    assert tracer.why(kept, loss, graph).verdict.startswith("cut: by detach at test_why.py:")
+    assert tracer.why(torch.ones(2), loss, graph).cause == "frozen"
+
+
+def test_a_view_that_is_made_for_the_question_is_told_so() -> None:
+    layer = nn.track(torch.nn.Linear(2, 2))
+    loss, graph = noted(lambda: layer(torch.ones(2)).sum())
+    assert "made after the loss" in tracer.why(layer.weight[0], loss, graph).verdict
+    assert "made after the loss" in tracer.why(layer.weight.T, loss, graph).verdict
+
+
+def test_a_result_that_a_reentrant_checkpoint_cuts_is_told_what_shows_more() -> None:
+    x = leaf32(1.0, 2.0)
+    loss, graph = noted(lambda: checkpoint(lambda t: t.detach() * leaf32(1.0), x * 2, use_reentrant=True).sum())
+    assert "cut: by CheckpointFunction" in str(answer := tracer.why(x, loss, graph)) and "use_reentrant=False" in str(
+        answer
+    )
+
+
 def test_wrong_questions_are_refused() -> None:
     x = leaf32(1.0)
     loss, graph = noted(lambda: x * 2)
     with pytest.raises(tracer.ReportError, match="list"):
         tracer.why([x], loss, graph)  # type: ignore[call-overload]
+    with pytest.raises(tracer.ReportError, match="Mind the order"):
+        tracer.why(loss, x, graph)
     with pytest.raises(tracer.ReportError, match="for the loss"):
         tracer.why(x, "loss", graph)  # type: ignore[call-overload]
     with pytest.raises(tracer.NotNotedError, match=r"tracer\.Graph\(sites=True\)"):
