@@ -26,7 +26,10 @@ _WRONG_SIDE = (
     "Look at what goes into it: smaller weights, a lower learning rate, another bias; or use leaky_relu. As a hinge it is fulfilled: its "
     "margin is kept"
 )
-_WIDEN = "Widen the range, or give it a rule that lets the gradient through (ops_registry.use)"
+_WIDEN = (
+    "Widen the range, or give it a rule that lets the gradient through (ops_registry.use). As a hinge it is fulfilled, and nothing is left "
+    "to learn"
+)
 _MOVE = "Move what goes into it to where it has a slope: smaller weights, another bias, a norm layer before it"
 _AT_MINIMUM = "It is at its lowest, and nothing is left to learn. If it should not be: look at whether the target is the prediction itself"
 _FLAT = "it is saturated: its slope is 0 in this precision"
@@ -77,7 +80,7 @@ _ZEROS: tuple[tuple[Iterable[str], str, str], ...] = (
     (("abs", "linalg_norm", "linalg_vector_norm", "norm"), "its slope is taken as 0 at 0, where every element was", _AT_MINIMUM),
     (
         (
-            "__getitem__", "chunk", "diagonal", "gather", "index_select", "masked_select", "narrow", "select", "split", "take",
+            "__getitem__", "chunk", "diagonal", "gather", "index_select", "masked_select", "narrow", "pad", "select", "split", "take",
             "take_along_dim", "unbind", "upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d",
         ),
         "it takes none of the elements that come from there",

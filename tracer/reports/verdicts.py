@@ -32,7 +32,7 @@ from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
-from tracer.reports.zeros import ROUNDED_FIX, TIMES_ZERO, why_rounded, why_zero
+from tracer.reports.zeros import TIMES_ZERO, why_rounded, why_zero
 from tracer.tracked_tensor import Tensor
 
 #: How the verdicts are spoken of, the most surprising first.
@@ -265,10 +265,10 @@ def _ok(node: Node, evidence: Evidence, with_path: bool) -> Cause:
 
 
 def _rounded(rounding: Node, node: Node, evidence: Evidence) -> Cause:
-    call, undone = why_rounded(call_of(rounding), evidence)
+    call, undone, fix = why_rounded(call_of(rounding), evidence)
     norm = evidence.norms[node.serial]
     reason = f"{undone}; what is left of its gradient, of norm {norm:.2g}, is rounding"
-    return Cause("zero", call.op, call.site, reason, ROUNDED_FIX, norm)
+    return Cause("zero", call.op, call.site, reason, fix, norm)
 
 
 _FILLS_NO_GRAD = (

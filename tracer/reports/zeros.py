@@ -49,14 +49,16 @@ def _reason(node: Node, given: str) -> tuple[str, str]:
     )
 
 
-def why_rounded(node: Node, evidence: Evidence) -> tuple[Node, str]:
-    """Of a call that passed on what is rounding and nothing else: the call that undoes what the tensor would change, and why."""
+def why_rounded(node: Node, evidence: Evidence) -> tuple[Node, str, str]:
+    """Of a call that passed on what is rounding alone: the call that undoes what the tensor would change, why, and what to change."""
+    if name_of(node.op) in _OF_ALIKE:
+        return node, *_OF_ALIKE[name_of(node.op)]
     way = [one for one in (node, *evidence.way_to_loss(node.serial)) if not isinstance(one, Output)][:_FAR]
     for one in way:
         for ops, reason in _UNDOING:
             if name_of(one.op) in ops:
-                return one, reason
-    return node, "the parts of its gradient cancel, as in x - x"
+                return one, reason, _IDLE
+    return node, "the parts of its gradient cancel", "Look for terms of opposite sign, as in x - x"
 
 
 #: So far towards the loss a call is looked for that undoes.
@@ -74,7 +76,7 @@ _UNDOING = (
     (("std", "var"), "a spread does not change with a shift"),
     (("div",), "the quotient does not change where both of its sides are scaled alike"),
 )
-ROUNDED_FIX = "It cannot learn there: leave it out (bias=False before a norm), or let it act after that call"
+_IDLE = "It cannot learn there: leave it out (bias=False before a norm), or let it act after that call"
 
 #: Of a softmax that is not saturated.
 _OF_ALIKE = {
