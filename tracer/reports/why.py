@@ -53,6 +53,8 @@ class ParameterRow(Row):
     norm: float | None
     #: All causes, the likeliest first.
     causes: tuple[Cause, ...] = field(repr=False)
+    #: Whether its ``.grad`` was there when it was asked about.
+    has_grad: bool = field(default=False, repr=False)
 
 
 class WhyModel(Report[ParameterRow]):
@@ -76,6 +78,12 @@ class WhyModel(Report[ParameterRow]):
             for places, group in ordered
             if (first := group[0].causes[0]).cause != "ok"
         ]
+        filled = [row.parameter for row in rows if row.has_grad and row.cause in ("cut", "not in loss", "unused")]
+        if filled:
+            told_of = ", ".join(filled[:2]) + (f" and {len(filled) - 2:,} more" if len(filled) > 2 else "")
+            advice.append(
+                f"This is about one loss. Another backward pass has filled .grad of {told_of}: ask about each loss by itself."
+            )
         if of_loss and not {"nan", "inf"}.intersection(row.cause for row in rows):  # no gradient tells of it
             told.insert(0, f"the loss is {of_loss[0].told()}")
             advice.insert(0, f"{of_loss[0].sentence()}. {of_loss[0].fix}.")
@@ -161,7 +169,8 @@ def why_each(names: Mapping[torch.Tensor, Sequence[str]], loss: Any, graph: Grap
     for parameter, given in names.items():
         causes = tuple(causes_of(parameter, loss, evidence))
         first = causes[0]
-        rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes))
+        has_grad = parameter.is_leaf and parameter.grad is not None
+        rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes, has_grad))
     return WhyModel(rows, of_loss(evidence))
 
 

@@ -314,6 +314,15 @@ def test_one_cause_in_many_places_is_told_once() -> None:
     assert [row.parameter for row in answer] == [f"{i}.weight" for i in range(6)]
 
 
+def test_a_parameter_that_another_loss_has_trained_is_told_so() -> None:
+    net = nn.track(Net())
+    with tracer.Graph(sites=True) as graph:
+        net.spare(torch.ones(3)).sum().backward()
+        loss = net(torch.ones(2, 3)).sum()
+    advice = tracer.why(net, loss, graph).advice[-1]
+    assert "Another backward pass has filled .grad of spare.weight, spare.bias" in advice
+
+
 def test_a_loss_that_is_nan_is_told_beside_gradients_that_are_fine() -> None:
     net = nn.track(Net())
 
