@@ -98,6 +98,11 @@ def a_backward_hook_of_a_module(x: T, w: T) -> Any:
     return layer.weight, layer(w).sum()  # FAULT
 
 
+@fault("zero", "normal", "randn_like")
+def a_draw_around_a_mean(x: T, w: T) -> T:
+    return (torch.normal(x, torch.ones(3)) * w).sum()  # FAULT
+
+
 # ---------------------------------------------------------------------- cut
 @fault("cut", "_unique2", "Integers have no gradient")
 def the_places_of_unique_values(x: T, w: T) -> T:
@@ -152,3 +157,19 @@ def a_step_of_a_generator_after_that_of_its_critic(x: T, w: T) -> T:
 def a_product_with_an_infinity(x: T, w: T) -> T:
     error = x - x.detach()
     return (error * float("inf") * w).sum()  # FAULT
+
+
+@fault("nan", "linear", "in parameter weight")
+def a_frozen_weight_that_holds_nan(x: T, w: T) -> Any:
+    layer = nn.track(torch.nn.Linear(3, 3))
+    layer.weight.requires_grad_(False).fill_(float("nan"))
+    w.layer = layer  # type: ignore[attr-defined]  it lives on, as in a program
+    return layer(x).sum() + w.sum()  # FAULT
+
+
+@fault("nan", "batch_norm", "buffer running_var")
+def running_statistics_that_hold_nan(x: T, w: T) -> Any:
+    norm = nn.track(torch.nn.BatchNorm1d(3)).eval()
+    norm.running_var[1] = float("nan")
+    w.norm = norm  # type: ignore[attr-defined]  it lives on, as in a program
+    return norm(x[None]).sum() + w.sum()  # FAULT

@@ -16,7 +16,7 @@ from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
 from tracer.reports.badness import FINE, INF, NAN, of_extremes, state_of
 from tracer.reports.causes import PRODUCTS
-from tracer.reports.known_values import known_values
+from tracer.reports.known_values import bad_buffers, known_values
 from tracer.reports.repairs import makes_nan
 from tracer.reports.steps import input_names
 
@@ -215,7 +215,7 @@ class Forward:
             return Birth(call, bad, "data" if bad == NAN else "constant")
         if any(s not in self.calls and s not in self._leaves and s <= self._last_dropped for s in call.parents):
             return Birth(call, bad, "dropped")
-        return Birth(call, bad, "forward")
+        return Birth(call, bad, "data" if bad == NAN and _reads_bad_buffer(call) else "forward")
 
     def _given(self, call: Call, depth: int) -> list[int]:
         """The numbers of what a call was given, and of what that was made of."""
@@ -280,6 +280,12 @@ class Forward:
                 if serial in self.origin:
                     return self.origin[serial]
         return None
+
+
+def _reads_bad_buffer(call: Call) -> bool:
+    """Whether a buffer of the very module that made the call holds nan: running statistics are no argument that a rule keeps."""
+    module = f"{call.site.module}." if call.site.module else ""
+    return any(title.removeprefix("buffer ").rpartition(".")[0] == module[:-1] for title in bad_buffers(NAN))
 
 
 def _holds_bad_constant(node: Node | None) -> bool:

@@ -150,6 +150,11 @@ _ZEROS: tuple[tuple[Iterable[str], str, str], ...] = (
         "Look at the weights and biases of the recurrent network",
     ),
     (
+        ("normal",),
+        "what it draws has no gradient towards its mean and its spread",
+        "mean + std * torch.randn_like(std) draws the same and has one, as rsample() of torch.distributions",
+    ),
+    (
         ("threshold_backward",),
         "it is the gradient of a relu, whose slope does not change with what it is given",
         "Where a gradient is part of the loss, take an activation with a second derivative: softplus, silu, tanh",

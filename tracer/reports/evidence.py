@@ -232,12 +232,16 @@ class Evidence:
         return Places(Forward(self._notes, self._loss), self.backward)
 
     @cached_property
+    def _largest_norm(self) -> float:
+        return max(self.norms.values(), default=0.0)
+
+    @cached_property
     def _rounding(self) -> Rounding:
         return Rounding(self._loss, self.order)
 
     def rounded_by(self, node: Node) -> Node | None:
         """Of a gradient that is rounding and nothing else: the call that made it so."""
-        if not is_suspicious(self.norms.get(node.serial, 0.0), max(self.norms.values()), node.dtype):
+        if not is_suspicious(self.norms.get(node.serial, 0.0), self._largest_norm, node.dtype):
             return None
         return self._rounding.made_by.get(node.serial)
 

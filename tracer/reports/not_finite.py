@@ -19,7 +19,7 @@ from tracer.reports.badness import INF, TOLD, around, at, bad_elements, between,
 from tracer.reports.births import Birth, Forward
 from tracer.reports.causes import REENTRANT_FIX, is_reentrant
 from tracer.reports.gradient_births import Backward, GradientBirth, hooked, hooks_told, inside
-from tracer.reports.known_values import bad_buffers, known_values, title_of
+from tracer.reports.known_values import bad_buffers, known_values, title_of, title_of_memory
 from tracer.reports.report import Report, Row, calls, place
 from tracer.reports.steps import input_names
 from tracer.reports.subjects import check_graph, check_loss
@@ -345,6 +345,8 @@ def _held(birth: Birth, node: Node | None) -> str:
     if not isinstance(value, torch.Tensor) or not where:
         return f"its argument {name} holds {TOLD[state_of(value)]}"
     told = f"{at(name, where[0])} = {element(value, where[0], value.shape)}"
+    title = title_of_memory(value)
+    told += f" in {title}" if title else ""
     return told + (f" ({count} of {value.numel()} elements)" if count > 1 else "")
 
 

@@ -379,6 +379,8 @@ def _zero(origin: Origin, node: Node, subject: Node, evidence: Evidence) -> Caus
 
 
 def _overwrites(node: Node, given: str) -> bool:
+    if node.op == "normal":  # torch.normal, which draws anew, and not normal_
+        return False
     written = isinstance(node, CallNode) and node.plan.rule.signature.names[0] == given
     return written and (name_of(node.op) in OVERWRITING or node.op in OVERWRITING)
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from tracer.functions.function_node import FunctionNode
-from tracer.node import Node, Output
+from tracer.node import Node, OpaqueNode, Output
 from tracer.reports.badness import ZERO, state_of
 from tracer.reports.causes import FIX_ZERO, PRODUCTS, REENTRANT_FIX, STEPS, WHY_ZERO, is_reentrant, name_of
 from tracer.reports.evidence import Evidence
@@ -31,7 +31,8 @@ def why_zero(node: Node, given: str) -> tuple[str, str]:
 def _reason(node: Node, given: str) -> tuple[str, str]:
     name = name_of(node.op)
     values = known_values(node)
-    if name in STEPS or is_zero(node) or values.get("rounding_mode") is not None:
+    is_step = is_zero(node) and name not in WHY_ZERO
+    if name in STEPS or is_step or values.get("rounding_mode") is not None:
         return "its derivative is 0 everywhere", "Give it a rule that lets the gradient through (ops_registry.use)"
     if name in ("softmax", "log_softmax") and _spread_out(values.get("result"), name):
         return _OF_ALIKE[name]
@@ -43,6 +44,9 @@ def _reason(node: Node, given: str) -> tuple[str, str]:
         return "so the stretch that it runs sends it back", REENTRANT_FIX
     if isinstance(node, FunctionNode):
         return f"its own backward returns zeros for input {given}", f"Look at {node.origin}"
+    if isinstance(node, OpaqueNode):
+        inside = "Look at what runs inside of it: a relu, a clamp, a mask, a factor of 0"
+        return f"the gradient of its input {given} is 0 throughout", inside
     return (
         f"what it passes on to '{given}' is 0 throughout",
         f"Look at what {name} is given: its derivative is 0 there, or it leaves these elements out",
