@@ -237,13 +237,14 @@ class Evidence:
 
     @cached_property
     def _rounding(self) -> Rounding:
-        return Rounding(self._loss, self.order)
+        return Rounding(self._loss, self.order, [node for node in self.order if self._is_suspicious(node)])
+
+    def _is_suspicious(self, node: Node) -> bool:
+        return is_suspicious(self.norms.get(node.serial, 0.0), self._largest_norm, node.dtype)
 
     def rounded_by(self, node: Node) -> Node | None:
         """Of a gradient that is rounding and nothing else: the call that made it so."""
-        if not is_suspicious(self.norms.get(node.serial, 0.0), self._largest_norm, node.dtype):
-            return None
-        return self._rounding.made_by.get(node.serial)
+        return self._rounding.made_by.get(node.serial) if self._is_suspicious(node) else None
 
     # ------------------------------------------------------------------ what made it so
     def _find_origins(self) -> None:

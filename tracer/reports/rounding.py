@@ -13,6 +13,7 @@ import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.backprop.accumulate import leaving_grad_alone
+from tracer.backprop.sweep import Sweep
 from tracer.functions.function_node import FunctionNode
 from tracer.graph import Graph
 from tracer.node import Node, flat
@@ -38,12 +39,23 @@ def is_suspicious(norm: float, largest: float, dtype: torch.dtype | None) -> boo
 
 
 class Rounding:
-    """Which gradients of ``loss`` are rounding, and where they became so: by the serial number of what they came for."""
+    """Which gradients of ``loss`` are rounding, and where they became so: by the serial number of what they came for.
 
-    def __init__(self, loss: torch.Tensor, order: list[Node]) -> None:
+    ``order`` is that of the backward pass, ``suspects`` what may have such a gradient: where none has, no place is looked for.
+    """
+
+    def __init__(self, loss: torch.Tensor, order: list[Node], suspects: list[Node]) -> None:
         #: The call that passed such a gradient on, though what came to it was none.
         self.made_by: dict[int, Node] = {}
         if len(order) > _CALLS or any(_may_bend(node) for node in order):
+            return
+        at_suspects = _samples_at(loss, order[0], suspects, 1.0)
+        others = [(weight, _samples_at(loss, order[0], suspects, weight)) for weight in _OTHER_WEIGHTS]
+        if not any(
+            _is_rounding(at_suspects[n], there[n] / weight)
+            for weight, there in others
+            for n in at_suspects.keys() & there.keys()
+        ):
             return
         one = _sampled(loss, 1.0)
         rounded: set[tuple[int, int]] = set()
@@ -64,13 +76,23 @@ def _may_bend(node: Node) -> bool:
     return isinstance(node, FunctionNode) or has_hooks(node) or bool(node.extras is not None and node.extras.post_hooks)
 
 
+def _samples_at(loss: torch.Tensor, root: Node, suspects: list[Node], weight: float) -> dict[Node, torch.Tensor]:
+    """Some elements of the gradients of a few."""
+    with Graph(), leaving_grad_alone():
+        found = Sweep(keep_graph=True, create_graph=False).run([(root, _weights(loss, weight))], set(suspects))
+    return {node: sample for node, grad in found.items() if (sample := _sample(grad)) is not None}
+
+
+def _weights(loss: torch.Tensor, weight: float) -> torch.Tensor:
+    with DisableTorchFunctionSubclass():
+        return torch.full_like(loss, weight, requires_grad=False).as_subclass(torch.Tensor)
+
+
 def _sampled(loss: torch.Tensor, weight: float) -> dict[tuple[int, int], torch.Tensor]:
     """Some elements of each gradient of one backward pass: of what came to a node, and of what went on from one to another."""
     found: dict[tuple[int, int], torch.Tensor] = {}
-    with DisableTorchFunctionSubclass():
-        weights = torch.full_like(loss, weight, requires_grad=False).as_subclass(torch.Tensor)
     with Graph(), leaving_grad_alone():
-        for step in steps(loss, weights):
+        for step in steps(loss, _weights(loss, weight)):
             for one, other, grad in _gradients(step):
                 if (sample := _sample(grad)) is not None:
                     found[one.serial, other.serial] = sample
