@@ -71,6 +71,8 @@ class Graph:
         self._calls = CallNotes(sites=sites) if sites or finite else None
         self._cuts = CutNotes() if sites else None
         self._finite = FiniteNotes() if finite else None
+        #: Whether it is noted where calls are made, and where histories end.
+        self.notes_sites = sites
         #: Whether it is noted of each result whether it is finite.
         self.notes_finite = finite
         #: Whether arguments and results are kept.

@@ -26,7 +26,7 @@ from tracer.functions.function_node import FunctionNode, title_of
 from tracer.functions.function_vmap import forward_of_batch
 from tracer.graph import enter
 from tracer.node import Node
-from tracer.notes.cuts import covering
+from tracer.notes.cuts import asked, covering, note_cut
 from tracer.recording.inplace import write_recorded
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE, any_node
@@ -107,6 +107,8 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
         ctx._owner = weakref.ref(node)
         node.set_results(outputs, [i for i, meta in enumerate(results) if meta is not None and meta[3]])
         enter(node, outputs)
+        if asked.graphs and any(meta is not None and not meta[3] for meta in results):
+            note_cut("marked", node.op, args)
         marked = _mark_outputs(node, args, outputs, dirty, constant)
     _save(node, to_save, args, nodes, outputs, tracker)
     _move_attributes(node, args, outputs, tracker)
