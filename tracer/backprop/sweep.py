@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -248,8 +248,8 @@ class Sweep:
     def _visit_node(self, node: Node) -> None:
         """The general lane: what a sweep does with any node."""
         # 1 gradient
-        grad = self.grads.pop(node, None)
-        arrived = grad = tuple(grad) if type(grad) is list else grad
+        grad: Any = self.grads.pop(node, None)
+        grad = arrived = cast(Any, tuple(grad) if type(grad) is list else grad)
         if grad is None and node in self.zero:
             grad = arrived = self._zero_at(node)
             if grad is None:
