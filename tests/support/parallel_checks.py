@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 import nn
 import ops_registry
-import tracer
+from support.parallel_compiled import PROGRAMS as COMPILED
+from support.parallel_compiled import of_compiled_steps
 from support.parallel_training import OF_FOUR, SAME, SMALL, Forked, Program, batch, difference, network, state
 
 
@@ -61,22 +62,7 @@ def with_a_penalty_on_the_gradient(wrap: Any, rank: int) -> list[torch.Tensor]:
     return state(wrapped)
 
 
-def of_a_compiled_step(wrap: Any, rank: int) -> list[torch.Tensor]:
-    """Captured as a graph, the exchange after it."""
-    wrapped = wrap(network())
-    optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    module = getattr(wrapped, "module", wrapped)
-    step = tracer.compile(lambda x: module(x).pow(2).mean().backward(), backend="replay")
-    for number in range(4):
-        optimiser.zero_grad()
-        step(joined(rank, number))
-        getattr(wrapped, "exchange", lambda: None)()
-        optimiser.step()
-    return state(wrapped)
-
-
 JOINED: tuple[Program, ...] = (
-    of_a_compiled_step,
     by_parts,
     accumulated_by_parts,
     with_a_replaced_rule,
@@ -144,6 +130,7 @@ def differences(rank: int) -> dict[str, Any]:
         **{program.__name__: difference(program, rank) for program in SAME},
         **{program.__name__: distance(program, rank) for program in JOINED},
         **{fault.__name__: fault(rank) for fault in FAULTS},
+        **{program.__name__: of_compiled_steps(program, rank) for program in COMPILED},
         "losses_of_the_demo": losses_of_the_demo(rank),
     }
 

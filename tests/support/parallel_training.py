@@ -74,6 +74,28 @@ def batch(rank: int, step: int, *shape: int) -> torch.Tensor:
     return torch.randn(*(shape or (4, 6)), generator=torch.Generator().manual_seed(100 * step + rank))
 
 
+def gradients(module: torch.nn.Module) -> list[Any]:
+    return [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
+
+
+def completed(value: Any) -> torch.futures.Future[Any]:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def counting(wrapped: nn.parallel.DistributedDataParallel) -> list[int]:
+    """The number of each bucket that leaves from now on."""
+    left: list[int] = []
+
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[Any]:
+        left.append(bucket.index())
+        return completed(bucket.buffer())
+
+    wrapped.register_comm_hook(None, hook)
+    return left
+
+
 def state(wrapped: torch.nn.Module) -> list[torch.Tensor]:
     """Parameters, gradients and buffers."""
     gradients = [p.grad.detach().clone() for p in wrapped.parameters() if p.grad is not None]

@@ -13,6 +13,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off
+from tracer.compiled.around import Around, noting
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import DenseAlone
@@ -47,6 +48,20 @@ class Returned:
 
 
 @dataclass
+class Handed:
+    """Gradients that somebody takes once the graph has run."""
+
+    give: Callable[[Sequence[list[Any]]], None]
+    #: As in ``Captured``, of the time before.
+    grads: list[tuple[int, int]]
+    cleared: list[int]
+    #: Positions among the results; None where no gradient came.
+    taken: list[int | None]
+    #: Tensors whose ``.grad`` was filled by such before: what the step adds to it is added.
+    filled: frozenset[int]
+
+
+@dataclass
 class Captured:
     """A graph, and what its inputs and results mean."""
 
@@ -73,6 +88,11 @@ class Captured:
     looks_at_offset: bool
     #: What looked on.
     observer: Observer
+    #: What is done before each run.
+    around: Around
+    #: Who takes gradients after it, in order, and whose ``.grad`` these fill.
+    handed: list[Handed]
+    filled: frozenset[int]
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
@@ -99,9 +119,18 @@ class _Run:
     rebuild: Rebuild = lambda leaves: leaves[0]
     grads: list[tuple[int, int]] = field(default_factory=list)
     cleared: list[int] = field(default_factory=list)
+    handed: list[Handed] = field(default_factory=list)
+    filled: frozenset[int] = frozenset()
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
+
+    def gradients(self) -> list[int]:
+        """Which results are gradients."""
+        found = [at for _, at in self.grads]
+        for handed in self.handed:
+            found += [at for _, at in handed.grads] + [at for at in handed.taken if at is not None]
+        return found
 
 
 def capture_step(
@@ -116,7 +145,7 @@ def capture_step(
     ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. Raises ``CaptureError`` for what
     no graph can hold.
     """
-    run, written, observer = _Run(), list[int](), Observer()
+    run, written, observer, around = _Run(), list[int](), Observer(), Around()
     given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -125,12 +154,15 @@ def capture_step(
                 for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
                     _GRAD.__set__(tensors[i], wrapper)
             order = MemoryOrder()
-            with refusing(tensors, order) as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone():
+            looking_on = refusing(tensors, order, around.handed)
+            with noting(around), looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone():
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
-                _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
+                before = dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True))
+                _collect_handed(run, around, originals, before)
+                _collect(run, value, originals, before)
         return run.results
 
     stage = Stage(dims)
@@ -147,7 +179,7 @@ def capture_step(
         getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
     )
     strangers = _strangers(graph)
-    graph, used = simplified(graph, [at for _, at in run.grads])
+    graph, used = simplified(graph, run.gradients())
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
     return Captured(
@@ -164,6 +196,9 @@ def capture_step(
         run.looks_at_grad,
         run.looks_at_offset,
         observer,
+        around,
+        run.handed,
+        run.filled,
         stage,
         strangers,
     )
@@ -181,6 +216,32 @@ def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> Non
                 f"the step gives {name} other memory or another shape (.data =, set_, resize_, t_, unsqueeze_), and a graph only writes "
                 f"values. Write them in place (x.copy_(y)), or make a tensor of your own (x = x.t())."
             )
+
+
+def _collect_handed(run: _Run, around: Around, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
+    """Note the gradients that somebody takes, pass by pass. From then on what ``.grad`` was at the start says nothing of a leaf."""
+    places = {id(original.tensor): position for position, original in enumerate(originals)}
+    for handing in around.handings:
+        handed = Handed(handing.give, [], [], [], run.filled)
+        for leaf, grad in handing.before:
+            position = places.get(id(leaf))
+            if position is None:
+                raise CaptureError(
+                    f"a parameter of shape {tuple(leaf.shape)} of a wrapped module is not reached by the step as one of a module: name its "
+                    f"module (modules=[...])."
+                )
+            before = given.pop(position, None)
+            if grad is not None and grad is not before:
+                handed.grads.append((position, len(run.results)))
+                run.results.append(plain_alias(grad))
+            elif grad is None and before is not None:
+                handed.cleared.append(position)
+        for gradient in handing.gradients:
+            handed.taken.append(None if gradient is None else len(run.results))
+            if gradient is not None:
+                run.results.append(plain_alias(gradient))
+        run.handed.append(handed)
+        run.filled |= {places[id(leaf)] for leaf, _ in handing.before}
 
 
 def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:

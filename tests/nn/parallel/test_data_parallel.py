@@ -11,6 +11,8 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 from support.parallel_checks import JOINED, differences, differences_of_four, unused_in_one
+from support.parallel_compiled import PROGRAMS as COMPILED
+from support.parallel_compiled import Program as OfSteps
 from support.parallel_training import OF_FOUR, SAME, Program
 from support.processes import in_processes
 
@@ -33,6 +35,11 @@ def test_two_processes_get_what_torchs_wrapper_gives_to_the_bit(two: list[dict[s
 @pytest.mark.parametrize("program", OF_FOUR)
 def test_four_processes_get_what_torchs_wrapper_gives_to_the_bit(four: list[dict[str, str]], program: Program) -> None:
     assert [rank[program.__name__] for rank in four] == ["", "", "", ""]
+
+
+@pytest.mark.parametrize("program", COMPILED)
+def test_compiled_steps_get_what_eager_ones_get_to_the_bit(two: list[dict[str, Any]], program: OfSteps) -> None:
+    assert [rank[program.__name__] for rank in two] == ["", ""]
 
 
 @pytest.mark.parametrize("program", JOINED)
