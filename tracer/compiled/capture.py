@@ -150,8 +150,9 @@ def capture_step(
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
+            before = dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True))
             with DisableTorchFunctionSubclass():
-                for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
+                for i, wrapper in before.items():
                     _GRAD.__set__(tensors[i], wrapper)
             order = MemoryOrder()
             looking_on = refusing(tensors, order, around.handed)
@@ -160,7 +161,6 @@ def capture_step(
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
-                before = dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True))
                 _collect_handed(run, around, originals, before)
                 _collect(run, value, originals, before)
         return run.results
@@ -175,9 +175,7 @@ def capture_step(
     with Graph(sites=True), cudnn_off():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
-    run.looks_at_offset |= any(
-        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
-    )
+    run.looks_at_offset |= any(_lays_out(node) for node in graph.graph.nodes)
     strangers = _strangers(graph)
     graph, used = simplified(graph, run.gradients())
     name_nodes(graph.graph, [all_names[i] for i in used])
@@ -202,6 +200,10 @@ def capture_step(
         stage,
         strangers,
     )
+
+
+def _lays_out(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_opname", "").startswith("as_strided")
 
 
 def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:
@@ -242,6 +244,7 @@ def _collect_handed(run: _Run, around: Around, originals: Sequence[Original], gi
                 run.results.append(plain_alias(gradient))
         run.handed.append(handed)
         run.filled |= {places[id(leaf)] for leaf, _ in handing.before}
+    around.handings.clear()
 
 
 def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
