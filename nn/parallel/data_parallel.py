@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from nn.errors import ArgumentError, ExchangeError
 from nn.parallel.agreement import check_same_model
@@ -233,7 +233,7 @@ def _check_hook(hook: Any) -> None:
     bucket = signature.parameters[list(bound.arguments)[-1]].annotation
     result = signature.return_annotation
     unsaid = (inspect.Signature.empty, Any)
-    if not (isinstance(bucket, str) or bucket in (*unsaid, dist.GradBucket, GradBucket)):
+    if not (isinstance(bucket, str) or bucket in (*unsaid, getattr(dist, "GradBucket", None), GradBucket)):
         raise ArgumentError(
             f"a communication hook gets a torch.distributed.GradBucket, and this one says of its argument: {bucket}"
         )
@@ -249,7 +249,7 @@ def _refuse(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
         raise UnsupportedError("DistributedDataParallel needs torch.distributed, which this torch was built without")
     if not isinstance(module, torch.nn.Module):
         raise ArgumentError(f"DistributedDataParallel wraps a torch.nn.Module, got {type(module).__name__}")
-    lazy = [name for name, p in module.named_parameters() if isinstance(p, UninitializedTensorMixin)]
+    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
     if lazy:
         raise ArgumentError(
             f"DistributedDataParallel was given a module whose parameters have no shape yet ({named(lazy)}): run it once on a batch "

@@ -146,30 +146,27 @@ def capture_step(
     no graph can hold.
     """
     run, written, observer, around = _Run(), list[int](), Observer(), Around()
-    given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
+    given = {i: grad for i, grad in enumerate(grads) if grad is not None}
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
-            before = dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True))
-            with DisableTorchFunctionSubclass():
-                for i, wrapper in before.items():
-                    _GRAD.__set__(tensors[i], wrapper)
+            before = dict(zip(given, wrappers[len(tensors) :], strict=True))
+            _fill_at_first(tensors, before)
             order = MemoryOrder()
             looking_on = refusing(tensors, order, around.handed)
-            with noting(around), looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone():
+            with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
-                _collect_handed(run, around, originals, before)
-                _collect(run, value, originals, before)
+                _collect(run, value, around, originals, before)
         return run.results
 
     stage = Stage(dims)
-    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
+    all_names = [*names, *(f"grad_of_{names[i]}" for i in given)]
+    offered = zip([*tensors, *given.values()], all_names, strict=True)
     with DisableTorchFunctionSubclass():
-        offered = [*tensors, *(grad for _, grad in given)]
-        examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
+        examples = [stage.without_values(i, *pair) for i, pair in enumerate(offered)]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
     with Graph(sites=True), cudnn_off():
@@ -187,7 +184,7 @@ def capture_step(
         run.returned,
         run.rebuild,
         run.grads,
-        [i for i, _ in given],
+        [*given],
         run.turned,
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
@@ -200,6 +197,12 @@ def capture_step(
         stage,
         strangers,
     )
+
+
+def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]) -> None:
+    with DisableTorchFunctionSubclass():
+        for i, grad in grads.items():
+            _GRAD.__set__(tensors[i], grad)
 
 
 def _lays_out(node: torch.fx.Node) -> bool:
@@ -247,8 +250,11 @@ def _collect_handed(run: _Run, around: Around, originals: Sequence[Original], gi
     around.handings.clear()
 
 
-def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
+def _collect(
+    run: _Run, value: Any, around: Around, originals: Sequence[Original], given: dict[int, torch.Tensor]
+) -> None:
     """Note what came out: gradients first, then what was returned, which may be the same tensors."""
+    _collect_handed(run, around, originals, given)
     of_grad: dict[int, int] = {}
     for position, original in enumerate(originals):
         if original.requires_grad != original.required_grad:
