@@ -14,6 +14,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off, storage_key
+from tracer.compiled.around import Around, noting
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import DenseAlone
@@ -52,6 +53,20 @@ class Returned:
 
 
 @dataclass
+class Handed:
+    """Gradients that somebody takes once the graph has run."""
+
+    give: Callable[[Sequence[list[Any]]], None]
+    #: As in ``Captured``, of the time before.
+    grads: list[tuple[int, int]]
+    cleared: list[int]
+    #: Positions among the results; None where no gradient came.
+    taken: list[int | None]
+    #: Tensors whose ``.grad`` was filled by such before: what the step adds to it is added.
+    filled: frozenset[int]
+
+
+@dataclass
 class Captured:
     """A graph, and what its inputs and results mean."""
 
@@ -78,6 +93,11 @@ class Captured:
     looks_at_offset: bool
     #: What looked on.
     observer: Observer
+    #: What is done before each run.
+    around: Around
+    #: Who takes gradients after it, in order, and whose ``.grad`` these fill.
+    handed: list[Handed]
+    filled: frozenset[int]
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
     #: Tensors that the step has made and that somebody keeps, with their positions among the results.
@@ -110,10 +130,19 @@ class _Run:
     rebuild: Rebuild = lambda leaves: leaves[0]
     grads: list[tuple[int, int]] = field(default_factory=list)
     cleared: list[int] = field(default_factory=list)
+    handed: list[Handed] = field(default_factory=list)
+    filled: frozenset[int] = frozenset()
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
     kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+
+    def gradients(self) -> list[int]:
+        """Which results are gradients."""
+        found = [at for _, at in self.grads]
+        for handed in self.handed:
+            found += [at for _, at in handed.grads] + [at for at in handed.taken if at is not None]
+        return found
 
 
 def capture_step(
@@ -129,29 +158,29 @@ def capture_step(
     ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that
     somebody keeps; those that the step has made are results too. Raises ``CaptureError`` for what no graph can hold.
     """
-    run, written, observer = _Run(), list[int](), Observer()
-    given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
+    run, written, observer, around = _Run(), list[int](), Observer(), Around()
+    given = {i: grad for i, grad in enumerate(grads) if grad is not None}
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
-            with DisableTorchFunctionSubclass():
-                for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
-                    _GRAD.__set__(tensors[i], wrapper)
+            before = dict(zip(given, wrappers[len(tensors) :], strict=True))
+            _fill_at_first(tensors, before)
             order = MemoryOrder()
-            with refusing(tensors, order) as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone():
+            looking_on = refusing(tensors, order, around.handed)
+            with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
-                _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
+                _collect(run, value, around, originals, before)
                 _collect_kept(run, keep(), value, originals)
         return run.results
 
     stage = Stage(dims)
-    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
+    all_names = [*names, *(f"grad_of_{names[i]}" for i in given)]
+    offered = zip([*tensors, *given.values()], all_names, strict=True)
     with DisableTorchFunctionSubclass():
-        offered = [*tensors, *(grad for _, grad in given)]
-        examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
+        examples = [stage.without_values(i, *pair) for i, pair in enumerate(offered)]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
     with capturing(), Graph(sites=True), cudnn_off():
@@ -159,7 +188,7 @@ def capture_step(
         graph = trace(*examples)
     run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))
     strangers = _strangers(graph)
-    graph, used = simplified(graph, [at for _, at in run.grads])
+    graph, used = simplified(graph, run.gradients())
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
     outputs: Any = graph.graph.output_node().args[0]
@@ -170,18 +199,27 @@ def capture_step(
         run.returned,
         run.rebuild,
         run.grads,
-        [i for i, _ in given],
+        [*given],
         run.turned,
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
         run.looks_at_offset,
         observer,
+        around,
+        run.handed,
+        run.filled,
         stage,
         run.kept,
         frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder"),
         strangers,
     )
+
+
+def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]) -> None:
+    with DisableTorchFunctionSubclass():
+        for i, grad in grads.items():
+            _GRAD.__set__(tensors[i], grad)
 
 
 def _looks_at_offset(node: torch.fx.Node) -> bool:
@@ -207,8 +245,38 @@ def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> Non
             )
 
 
-def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
+def _collect_handed(run: _Run, around: Around, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
+    """Note the gradients that somebody takes, pass by pass. From then on what ``.grad`` was at the start says nothing of a leaf."""
+    places = {id(original.tensor): position for position, original in enumerate(originals)}
+    for handing in around.handings:
+        handed = Handed(handing.give, [], [], [], run.filled)
+        for leaf, grad in handing.before:
+            position = places.get(id(leaf))
+            if position is None:
+                raise CaptureError(
+                    f"a parameter of shape {tuple(leaf.shape)} of a wrapped module is not reached by the step as one of a module: name its "
+                    f"module (modules=[...])."
+                )
+            before = given.pop(position, None)
+            if grad is not None and grad is not before:
+                handed.grads.append((position, len(run.results)))
+                run.results.append(plain_alias(grad))
+            elif grad is None and before is not None:
+                handed.cleared.append(position)
+        for gradient in handing.gradients:
+            handed.taken.append(None if gradient is None else len(run.results))
+            if gradient is not None:
+                run.results.append(plain_alias(gradient))
+        run.handed.append(handed)
+        run.filled |= {places[id(leaf)] for leaf, _ in handing.before}
+    around.handings.clear()
+
+
+def _collect(
+    run: _Run, value: Any, around: Around, originals: Sequence[Original], given: dict[int, torch.Tensor]
+) -> None:
     """Note what came out: gradients first, then what was returned, which may be the same tensors."""
+    _collect_handed(run, around, originals, given)
     of_grad: dict[int, int] = {}
     for position, original in enumerate(originals):
         if original.requires_grad != original.required_grad:

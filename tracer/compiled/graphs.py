@@ -18,7 +18,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
-from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.capture import Captured, Handed, Returned, capture_step
 from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
@@ -65,6 +65,21 @@ class StepGraph:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
         captured = self.captured
         self.calls += 1
+        for prepare in captured.around.prepare:
+            prepare()
+        values = self._values(tensors)
+        if captured.handed:
+            values = list(values)
+            for handed in captured.handed:
+                _hand_over(handed, captured, tensors, values)
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            _fill(captured, captured.looks_at_grad, tensors, values)
+        with DisableTorchFunctionSubclass():
+            return captured.rebuild([_returned(captured, leaf, tensors, values) for leaf in captured.returned])
+
+    def _values(self, tensors: list[torch.Tensor]) -> Any:
+        """The results of the graph."""
+        captured = self.captured
         if self.applied:
             note_applied(self.applied)
         mode = torch.is_grad_enabled()
@@ -82,27 +97,39 @@ class StepGraph:
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)
                 values = self.run(*inputs)
-                _fill(captured, tensors, values)
+                for position, wanted in captured.turned:
+                    tensors[position].requires_grad_(wanted)
                 if captured.writes is not None:
                     captured.writes.do()
                     for tensor, at in captured.kept:
                         tensor.copy_(values[at])
+                return values
             finally:
                 set_grad_enabled(mode)
-            return captured.rebuild([_returned(captured, leaf, tensors, values) for leaf in captured.returned])
 
 
-def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
-    for position, wanted in captured.turned:
-        tensors[position].requires_grad_(wanted)
-    for position, at in captured.grads:
+def _fill(found: Captured | Handed, replaces: bool, tensors: list[torch.Tensor], values: Any) -> None:
+    """Fill ``.grad``; what is there is another's where ``replaces`` is false, or somebody has filled it since the graph began."""
+    for position, at in found.grads:
         tensor = tensors[position]
-        if captured.looks_at_grad or _GRAD.__get__(tensor) is None:
+        if (replaces and position not in found.filled) or _GRAD.__get__(tensor) is None:
             _GRAD.__set__(tensor, values[at])
         else:
             accumulate([(tensor, [values[at]])])
-    for position in captured.cleared:
+    for position in found.cleared:
         _GRAD.__set__(tensors[position], None)
+
+
+def _hand_over(handed: Handed, captured: Captured, tensors: list[torch.Tensor], values: list[Any]) -> None:
+    """Give away the gradients of one backward pass: nobody else knows their memory any more."""
+    with DisableTorchFunctionSubclass(), torch.no_grad():
+        _fill(handed, captured.looks_at_grad, tensors, values)
+    gradients: list[list[Any]] = []
+    for at in handed.taken:
+        gradients.append([] if at is None else [values[at]])
+        if at is not None:
+            values[at] = None
+    handed.give(gradients)
 
 
 def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
@@ -224,6 +251,9 @@ def _observed_capture(
             offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
             refuse_shared_memory(captured, offered, names)
             _refuse_observed(captured.observer, reached)
+            for position in captured.written:
+                if position < len(tensors) and id(tensors[position]) in captured.around.kept:
+                    raise captured.around.kept[id(tensors[position])]()
             with DisableTorchFunctionSubclass():
                 writes = find_writes(reached, tensors[len(reached.tensors) :], bool(dims))
         finally:
@@ -314,7 +344,8 @@ def _check_kind(tensor: torch.Tensor, name: str) -> None:
 
 def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.Tensor]) -> None:
     """Tensors that require grad belong to a module, or are arguments: others may be exchanged without anybody's notice."""
-    taken = {*captured.used, *(position for position, _ in captured.grads)}
+    grads = [*captured.grads, *(pair for handed in captured.handed for pair in handed.grads)]
+    taken = {*captured.used, *(position for position, _ in grads)}
     for position in sorted(taken):
         if position < len(reached.tensors) and id(tensors[position]) not in reached.in_modules:
             tensor = tensors[position]

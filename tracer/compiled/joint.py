@@ -233,6 +233,11 @@ def _dense(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _refuse_own_backward(captured: Captured, names: Sequence[str]) -> None:
+    if captured.around.prepare:
+        raise CaptureError(
+            "a module in DistributedDataParallel is called by a compiled module, whose graphs exchange neither gradients nor buffers. Wrap "
+            "the compiled module (DistributedDataParallel(tracer.compile(module))), or compile the step that calls the wrapper."
+        )
     changed = [
         *(position for position, _ in captured.grads), *captured.cleared, *(position for position, _ in captured.turned)
     ]  # fmt: skip

@@ -47,6 +47,8 @@ _ENGINE = frozenset(
 #: Parts of torch that users patch and whose objects users hold.
 _TORCH_LAYERS = ("torch.nn.", "torch.functional")
 _TORCH_OBJECTS = ("torch.distributions.",)
+#: Ours, which do their own work around a graph.
+_WRAPPERS = ("nn.parallel.",)
 #: What runs around each layer, and is nobody's to patch.
 _AROUND_LAYERS = frozenset({"torch.nn.modules.module", "torch.nn.modules.container", "torch.nn.parameter"})
 #: What of the standard library is as good as C: it reads clocks and files for its own ends.
@@ -374,7 +376,7 @@ def _whose_is(frame: types.FrameType) -> int:
         if module.startswith(_TORCH_OBJECTS):
             return _OTHERS
         return _LAYERS if module.startswith(_TORCH_LAYERS) and module not in _AROUND_LAYERS else _ENGINES
-    if package in _QUIET:
+    if package in _QUIET or module.startswith(_WRAPPERS):
         return _ENGINES
     return _STANDARD if package in sys.stdlib_module_names and module != "__main__" else _OTHERS
 
@@ -402,6 +404,7 @@ def _is_passive(value: Any) -> bool:
         or issubclass(kind, types.FrameType | types.TracebackType | types.CellType | types.GeneratorType)
         or (kind.__module__.startswith("torch.") and not kind.__module__.startswith(_TORCH_OBJECTS))
         or kind.__module__.partition(".")[0] in ("tracer", "ops_registry")
+        or kind.__module__.startswith(_WRAPPERS)
     )
 
 

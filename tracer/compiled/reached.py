@@ -359,7 +359,13 @@ class Reached:
         self.facts.append((name, ("module", type(module))))
         self.guards.kind(module)
         state = vars(module)
-        self.guards.whole(state)
+        beside = getattr(type(module), "beside_graphs", None)
+        if beside is None:
+            self.guards.whole(state)
+        else:  # a wrapper, which has work of its own to do around a graph
+            state = {attribute: value for attribute, value in state.items() if attribute not in beside}
+            self.guards.names(vars(module), state)
+            self._note_identity(module, name)
         for kind in ("_parameters", "_buffers", "_modules"):
             held: dict[str, Any] = state[kind]
             self.guards.whole(held)

@@ -58,9 +58,10 @@ _GRAD_CODES = frozenset({_GRAD_PROPERTY.fget.__code__, _GRAD_PROPERTY.fset.__cod
 class Watch(TorchFunctionMode):
     """Sees every call of the step while it is captured: refuses those that read values, and notes whether ``.grad`` is looked at."""
 
-    def __init__(self, inputs: frozenset[int], order: MemoryOrder) -> None:
+    def __init__(self, inputs: frozenset[int], order: MemoryOrder, handed: set[int]) -> None:
         super().__init__()
         self._inputs = inputs
+        self._handed = handed
         self._order = order
         #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
         self.looked_at_grad = False
@@ -98,7 +99,7 @@ class Watch(TorchFunctionMode):
                 f"then, and the shapes of its results depend on them. Give it numbers."
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
-            self._note_grad(sys._getframe(2))
+            self._note_grad(args[0], sys._getframe(2))
         elif func in _PLACE and id(args[0]) in self._inputs:
             self._refuse_place(_PLACE[func], sys._getframe(2))
         self.looked_at_offset |= name == "storage_offset"
@@ -140,10 +141,18 @@ class Watch(TorchFunctionMode):
                 f"would keep the first. Ask outside, and pass the answer as an argument."
             )
 
-    def _note_grad(self, frame: FrameType) -> None:
+    def _note_grad(self, leaf: Any, frame: FrameType) -> None:
         if frame.f_code in _GRAD_CODES and frame.f_back is not None:
             asks = frame.f_back.f_globals.get("__name__", "")
-            self.looked_at_grad |= not asks.startswith("tracer.backprop")
+            if asks.startswith("tracer.backprop"):
+                return
+            self.looked_at_grad = True
+            if id(leaf) in self._handed:
+                raise CaptureError(
+                    f"a step that is captured looks at .grad of a parameter of shape {tuple(leaf.shape)}, {users_line()}, after a backward "
+                    f"pass whose gradients are exchanged with other processes: that is done when the graph has run. Read, clip and clear "
+                    f".grad outside of the step, or before the backward pass."
+                )
 
 
 def _is_bridge(frame: FrameType | None) -> bool:
@@ -179,12 +188,13 @@ def _line_in(trace: TracebackType | None) -> str:
 
 
 @contextmanager
-def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Watch]:
+def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int]) -> Iterator[Watch]:
     """While the step is captured: what no graph can hold raises ``CaptureError``.
 
-    ``inputs`` come from outside of it. ``order`` learns which calls write in place.
+    ``inputs`` come from outside of it. ``order`` learns which calls write in place. ``handed``: leaves, by id, whose ``.grad`` somebody
+    fills after the graph.
     """
-    watch, drawn = Watch(frozenset(map(id, inputs)), order), _python_randomness()
+    watch, drawn = Watch(frozenset(map(id, inputs)), order, handed), _python_randomness()
     try:
         with _optimizers_refused(), watch:
             yield watch

@@ -244,6 +244,14 @@ class CompiledStep:
         for look in self._looks:
             look.forget()
 
+    def _checkable(self, graph: Any) -> Any:
+        if self._check and graph.captured.around.prepare:
+            raise CaptureError(
+                "check=True runs a step twice, and this one exchanges gradients with other processes (DistributedDataParallel), which may "
+                "not make a graph at the same time. Check the step of the module alone (wrapped.module)."
+            )
+        return graph
+
     def explain(self) -> CompiledStepReport:
         """The graphs that there are: their keys and times, how often each ran, what differed when it was captured; how many were let go."""
         backend = self._backend if isinstance(self._backend, str) else default_backend()
@@ -296,9 +304,9 @@ class CompiledStep:
         with DisableTorchFunctionSubclass():
             dims = family.dims(tensors, len(reached.tensors))
         if not dims:
-            return make(self._backend, {})
+            return self._checkable(make(self._backend, {}))
         try:
-            return make(self._backend, dims)
+            return self._checkable(make(self._backend, dims))
         except MetMore:
             raise
         except Exception as error:
