@@ -6,7 +6,8 @@ The step runs once on tensors without values, which stand in for the real ones. 
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +25,7 @@ from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.origins import Origins, name_nodes
 from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.random_numbers import random_numbers
-from tracer.compiled.refusals import refusing
+from tracer.compiled.refusals import Watch, refusing
 from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
@@ -165,9 +166,7 @@ def capture_step(
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
             before = dict(zip(given, wrappers[len(tensors) :], strict=True))
             _fill_at_first(tensors, before)
-            order = MemoryOrder()
-            looking_on = refusing(tensors, order, around.handed)
-            with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
+            with _watched(tensors, around) as watch:
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
@@ -178,8 +177,8 @@ def capture_step(
 
     stage = Stage(dims)
     all_names = [*names, *(f"grad_of_{names[i]}" for i in given)]
-    offered = zip([*tensors, *given.values()], all_names, strict=True)
     with DisableTorchFunctionSubclass():
+        offered = zip([*tensors, *given.values()], all_names, strict=True)
         examples = [stage.without_values(i, *pair) for i, pair in enumerate(offered)]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
@@ -214,6 +213,15 @@ def capture_step(
         frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder"),
         strangers,
     )
+
+
+@contextmanager
+def _watched(tensors: Sequence[torch.Tensor], around: Around) -> Iterator[Watch]:
+    """While the step runs: what is refused, and what sees its calls on their way into the graph."""
+    order = MemoryOrder()
+    looking_on = refusing(tensors, order, around.handed)
+    with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
+        yield watch
 
 
 def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, swap_values
+from tracer.compiled.followed import SIMPLE
 from tracer.compiled.guards import Contents
-from tracer.compiled.reached import SIMPLE, Reached
+from tracer.compiled.reached import Reached
 from tracer.compiled.telling import differences
 from tracer.errors import CaptureError
 from tracer.tracked_tensor import Tensor

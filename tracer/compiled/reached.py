@@ -26,6 +26,7 @@ import torch
 from ops_registry.torch_private import TensorBase, is_functional
 from tracer.compiled.caches import forget_made
 from tracer.compiled.code_names import names_in
+from tracer.compiled.followed import DESCRIPTORS, SIMPLE, is_followed, slots
 from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
@@ -34,10 +35,6 @@ from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
 
-SIMPLE = frozenset(
-    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size, torch.memory_format, torch.layout,
-     range, slice, type(Ellipsis)}
-)  # fmt: skip
 #: Memory outside of Python's objects, compared by value at each call.
 _MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
 #: The most bytes of such memory that a call looks at.
@@ -53,12 +50,6 @@ _GLOBAL_HOOKS = [
 
 #: How the names of what an argument leads to begin.
 ARGUMENT = "argument "
-_DESCRIPTORS = (
-    types.MemberDescriptorType,
-    types.GetSetDescriptorType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-)
 
 
 class Reached:
@@ -425,7 +416,7 @@ class Reached:
         if (
             isinstance(value, types.ModuleType | type)
             or is_engines(kind)
-            or not (hasattr(value, "__dict__") or _slots(value))
+            or not (hasattr(value, "__dict__") or slots(value))
         ):
             self._note_identity(value, name)
         else:
@@ -469,7 +460,7 @@ class Reached:
         package = value.__name__.partition(".")[0] if isinstance(value, types.ModuleType) else ""
         closed = bool(package) and (package in CLOSED or is_library(value.__name__))
         for attribute in sorted(new):
-            if closed and not _is_followed(held[attribute]):
+            if closed and not is_followed(held[attribute]):
                 self._visit_patch(held, attribute, f"{name}.{attribute}")
             else:
                 self.guards.names(held, (attribute,))
@@ -477,7 +468,7 @@ class Reached:
         seen |= new
         if isinstance(value, types.ModuleType):
             return
-        for attribute in sorted((_slots(value) & self._read) - seen):
+        for attribute in sorted((slots(value) & self._read) - seen):
             seen.add(attribute)
             self.guards.slot(value, attribute)
             if hasattr(value, attribute):
@@ -490,32 +481,7 @@ class Reached:
             self.guards.names(kind, (attribute,))
             value = vars(kind)[attribute]
             function = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
-            if isinstance(function, types.FunctionType) or not (is_closed(kind) or type(value) in _DESCRIPTORS):
+            if isinstance(function, types.FunctionType) or not (is_closed(kind) or type(value) in DESCRIPTORS):
                 self._visit(function, f"{kind.__name__}.{attribute}")
             else:
                 self._note_identity(value, f"{kind.__name__}.{attribute}")
-
-
-def _slots(value: Any) -> frozenset[str]:
-    """The attributes of an object that lie in no dictionary."""
-    return _slots_of(type(value))  # type: ignore[arg-type]
-
-
-@functools.lru_cache(maxsize=1024)
-def _slots_of(kind: type) -> frozenset[str]:
-    if is_closed(kind):
-        return frozenset()
-    everything = (item for part in kind.__mro__ for item in vars(part).items())
-    return frozenset(name for name, value in everything if isinstance(value, types.MemberDescriptorType))
-
-
-def _is_followed(value: Any) -> bool:
-    """Whether an attribute of a module of a library, or of the standard library, holds more than itself."""
-    if isinstance(value, torch.Tensor | torch.nn.Module | dict | list | set | deque):
-        return True
-    kind = type(value)
-    return (
-        kind in SIMPLE
-        or isinstance(value, types.FunctionType | types.ModuleType | type)
-        or not (kind.__module__ == "builtins" or is_engines(kind))
-    )

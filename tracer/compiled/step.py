@@ -229,8 +229,12 @@ class CompiledStep:
         writes.do()
         try:
             self._new(leaves, spec, roots, args, kwargs, writes)
-        except BaseException:
+        except BaseException as error:
             self._made = [other for other in self._made if other is not graph]
+            if isinstance(error, Exception) and not isinstance(
+                error, CaptureError
+            ):  # what it has taken away is not there twice
+                raise writes.refusal() from error
             raise
         finally:
             writes.undo()

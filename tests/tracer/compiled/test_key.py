@@ -151,7 +151,8 @@ def test_modes_around_the_call_are_seen(name: str, first: str) -> None:
                     expected.requires_grad,
                 )
                 assert got.device.type == "meta" or torch.equal(got, expected)
-    assert len(compiled.explain().rows) == 1 + (name != first)
+    # Inside of a mode of the user's the step runs as it is written, which makes no graph.
+    assert len(compiled.explain().rows) == len({first, name} - {"a mode", "another mode"})
 
 
 SWITCHED: dict[str, Callable[[bool], Any]] = {
