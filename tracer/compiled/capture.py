@@ -164,8 +164,7 @@ def capture_step(
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
-            before = dict(zip(given, wrappers[len(tensors) :], strict=True))
-            _fill_at_first(tensors, before)
+            _fill_at_first(tensors, before := dict(zip(given, wrappers[len(tensors) :], strict=True)))
             with _watched(tensors, around) as watch:
                 value = run_observed(call, observer)
             run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
@@ -190,7 +189,6 @@ def capture_step(
     graph, used = simplified(graph, run.gradients())
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
-    outputs: Any = graph.graph.output_node().args[0]
     return Captured(
         graph,
         used,
@@ -210,7 +208,7 @@ def capture_step(
         run.filled,
         stage,
         run.kept,
-        frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder"),
+        _passed_on(graph.graph),
         strangers,
     )
 
@@ -228,6 +226,12 @@ def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tenso
     with DisableTorchFunctionSubclass():
         for i, grad in grads.items():
             _GRAD.__set__(tensors[i], grad)
+
+
+def _passed_on(graph: torch.fx.Graph) -> frozenset[int]:
+    """The results that are inputs."""
+    outputs: Any = graph.output_node().args[0]
+    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder")
 
 
 def _looks_at_offset(node: torch.fx.Node) -> bool:
