@@ -3,13 +3,26 @@
     python benchmarks/data_parallel.py
 
 The processes talk over the loopback device by gloo, one thread each. Rounds of ours and of torch's take turns, wall time since processes
-wait for one another. Three tables: a step beside torch's; when the buckets leave, in parts of the backward pass; and the time of an
-exchange beside a model of latency and bandwidth.
+wait for one another. Three tables: a step beside torch's, with one bucket (which leaves at the end of backward) and compiled too; when the
+buckets leave, in parts of the backward pass; and the time of an exchange beside a model.
+
+The model is that of gloo's ring. Each of ``n`` processes cuts the ``B`` bytes into ``n`` parts, and sends a part to its neighbour
+``n - 1`` times to add them up, and ``n - 1`` times to hand the sums round:
+
+    ring = 2 (n - 1) (latency + B / (n bandwidth))
+
+A part takes processor time as well, which ``cores`` have to give to all processes: an exchange takes no less than
+
+    work = n 2 (n - 1) (time of a part + B / n * time of a byte) / cores
+
+The four numbers are fitted to two processes; what they say of more is held against what is measured. Other work on the machine only adds:
+of many rounds the tenth part that is quickest is what counts.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import os
 import statistics
 import tempfile
@@ -25,6 +38,7 @@ from rich.table import Table
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 
 import nn
+import tracer
 
 
 def small_mlp() -> tuple[torch.nn.Module, torch.Tensor]:
@@ -54,32 +68,38 @@ NETWORKS: dict[str, Callable[[], tuple[torch.nn.Module, torch.Tensor]]] = {
     "CNN with batch norm": cnn,
     "MLP, small": small_mlp,
 }
-WRAPPERS: dict[str, Any] = {
-    "torch": torch.nn.parallel.DistributedDataParallel,
-    "glassgrad": nn.parallel.DistributedDataParallel,
-}
+KINDS = ("torch", "glassgrad", "one bucket", "compiled")
+#: What is sent in one exchange, in bytes.
+SIZES = tuple(1 << power for power in (10, 12, 14, 16, 18, 20, 22, 23))
+EXCHANGES = 150
 
 
-def stepper(wrapped: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
+def stepper(kind: str, module: torch.nn.Module, x: torch.Tensor) -> Callable[[], None]:
+    wrap: Any = torch.nn.parallel.DistributedDataParallel if kind == "torch" else nn.parallel.DistributedDataParallel
+    wrapped = wrap(module, bucket_cap_mb=1000 if kind == "one bucket" else None)
     optimiser = torch.optim.SGD(wrapped.parameters(), lr=1e-3)
+
+    def backward(x: torch.Tensor) -> None:
+        wrapped(x).pow(2).mean().backward()
+
+    run = tracer.compile(backward, backend="replay") if kind == "compiled" else backward
 
     def step() -> None:
         optimiser.zero_grad()
-        wrapped(x).pow(2).mean().backward()
+        run(x)
         optimiser.step()
 
     return step
 
 
 def step_times(rounds: int) -> dict[str, Any]:
-    """For each network the seconds of a step by torch's wrapper and the ratios of ours to it, round by round."""
+    """For each network the seconds of a step by torch's wrapper, and by kind the ratios of ours to it, round by round."""
     found = {}
     for name, make in NETWORKS.items():
         steps = {}
-        for kind, wrap in WRAPPERS.items():
+        for kind in KINDS:
             torch.manual_seed(0)
-            module, x = make()
-            steps[kind] = stepper(wrap(module), x)
+            steps[kind] = stepper(kind, *make())
         seconds: dict[str, list[float]] = {kind: [] for kind in steps}
         for turn in range(rounds + 1):
             for kind in list(steps) if turn % 2 else list(steps)[::-1]:
@@ -88,8 +108,9 @@ def step_times(rounds: int) -> dict[str, Any]:
                 for _ in range(10):
                     steps[kind]()
                 seconds[kind].append((time.perf_counter() - began) / 10)
-        ratios = [a / b for a, b in zip(seconds["glassgrad"][1:], seconds["torch"][1:], strict=True)]
-        found[name] = (statistics.median(seconds["torch"][1:]), sorted(ratios))
+        theirs = seconds.pop("torch")[1:]
+        ratios = {kind: [a / b for a, b in zip(ours[1:], theirs, strict=True)] for kind, ours in seconds.items()}
+        found[name] = (statistics.median(theirs), ratios)
     return found
 
 
@@ -114,26 +135,37 @@ def departures() -> list[float]:
     return [(moment - marks[0]) / (marks[-1] - marks[0]) for moment in left]
 
 
-def exchanges() -> dict[int, float]:
-    """The seconds of one exchange by the number of its bytes: the median of many."""
-    found = {}
-    for size in (4 << 10, 64 << 10, 1 << 20, 6 << 20):
-        flat, taken = torch.zeros(size // 4), []
-        for _ in range(15):
+def exchanges() -> dict[int, tuple[float, float]]:
+    """By the number of bytes, the seconds of one exchange and the processor time that it takes in this process: quick ones of many."""
+    taken: dict[int, list[tuple[float, float]]] = {size: [] for size in SIZES}
+    for _ in range(EXCHANGES):
+        for size in SIZES:
+            flat = torch.zeros(size // 4)
             dist.barrier()
-            began = time.perf_counter()
-            dist.all_reduce(flat)
-            taken.append(time.perf_counter() - began)
-        found[size] = statistics.median(taken[3:])
-    return found
+            began, busy = time.perf_counter(), time.process_time()
+            for _ in range(5):
+                dist.all_reduce(flat)
+            taken[size].append(((time.perf_counter() - began) / 5, (time.process_time() - busy) / 5))
+    return {size: (quick([t for t, _ in pairs]), quick([c for _, c in pairs])) for size, pairs in taken.items()}
+
+
+def quick(values: list[float]) -> float:
+    """The value that a tenth of them do not reach."""
+    return statistics.quantiles(values, n=10)[0]
 
 
 def work(rank: int, size: int, path: str, rounds: int, queue: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{path}", rank=rank, world_size=size)
-    answer = {"steps": step_times(rounds), "left": departures(), "exchanges": exchanges()}
+    answer = {
+        "steps": step_times(rounds) if rounds > 1 else {},
+        "left": departures(),
+        "exchanges": exchanges() if size > 1 else {},
+    }
     if rank == 0:
         queue.put(answer)
+    gc.collect()  # wrappers hold the group, whose threads are to end before the interpreter does
+    dist.barrier()
     dist.destroy_process_group()
 
 
@@ -148,20 +180,35 @@ def run(size: int, rounds: int) -> dict[str, Any]:
         answer: dict[str, Any] = queue.get(timeout=600)
         for process in processes:
             process.join()
+            if process.exitcode:
+                raise RuntimeError(f"a process of {size} ended with {process.exitcode}")
     return answer
 
 
-def fitted(size: int, measured: dict[int, float]) -> tuple[float, float]:
-    """Latency of a message and bytes a second, from the smallest and the largest exchange, by the model below."""
-    small, large = min(measured), max(measured)
-    rounds, parts = 2 * (size - 1), 2 * (size - 1) / size
-    per_byte = max((measured[large] - measured[small]) / (parts * (large - small)), 1e-15)
-    return (measured[small] - parts * small * per_byte) / rounds, 1 / per_byte
+class Model:
+    """Seconds of one exchange, fitted to those of some processes by the least squares of relative errors."""
 
+    def __init__(self, size: int, measured: dict[int, tuple[float, float]], cores: int) -> None:
+        self.cores = cores
+        self.latency, self.per_byte = self._fit(size, {count: t for count, (t, _) in measured.items()})
+        self.work, self.work_per_byte = self._fit(size, {count: busy for count, (_, busy) in measured.items()})
 
-def modelled(size: int, latency: float, bandwidth: float, count: int) -> float:
-    """A ring of ``size`` processes sends ``2 (size - 1)`` messages of ``count / size`` bytes, one after another."""
-    return 2 * (size - 1) * (latency + count / size / bandwidth)
+    @staticmethod
+    def _fit(size: int, seconds: dict[int, float]) -> list[float]:
+        parts = 2 * (size - 1)
+        rows = [[parts / t, parts * count / size / t] for count, t in seconds.items()]
+        found = torch.linalg.lstsq(
+            torch.tensor(rows, dtype=torch.float64), torch.ones(len(rows), 1, dtype=torch.float64)
+        )
+        return [float(number) for number in found.solution]
+
+    def ring(self, size: int, count: int) -> float:
+        """What messages take, one after another."""
+        return 2 * (size - 1) * (self.latency + count / size * self.per_byte)
+
+    def turns(self, size: int, count: int) -> float:
+        """What all processes together take of the cores."""
+        return size * 2 * (size - 1) * (self.work + count / size * self.work_per_byte) / min(self.cores, size)
 
 
 def main() -> None:
@@ -170,26 +217,36 @@ def main() -> None:
     parser.add_argument("--sizes", type=int, nargs="+", default=[1, 2, 4])
     arguments = parser.parse_args()
     found = {size: run(size, arguments.rounds) for size in arguments.sizes}
-    table = Table(
-        "processes", "network", "torch, ms", "ratio", "quartiles", title="A training step beside torch's wrapper"
-    )
+    table = Table("processes", "network", "torch, ms", *KINDS[1:], title="A step, and ours to torch's (quartiles)")
     for size, answer in found.items():
         for name, (seconds, ratios) in answer["steps"].items():
-            low, middle, high = statistics.quantiles(ratios, n=4)
-            table.add_row(str(size), name, f"{seconds * 1e3:.2f}", f"{middle:.2f}", f"{low:.2f} - {high:.2f}")
+            cells = [statistics.quantiles(ratios[kind], n=4) for kind in KINDS[1:]]
+            told = [f"{middle:.2f} ({low:.2f} - {high:.2f})" for low, middle, high in cells]
+            table.add_row(str(size), name, f"{seconds * 1e3:.2f}", *told)
     console.print(table)
-    two = found.get(2)
-    if two is not None:
-        parts = ", ".join(f"{part:.0%}" for part in two["left"])
+    if 2 in found:
+        parts = ", ".join(f"{part:.0%}" for part in found[2]["left"])
         console.print(f"Buckets of 1 MB of the large network leave when {parts} of the backward pass are through.\n")
-        latency, bandwidth = fitted(2, two["exchanges"])
-        console.print(f"Fitted to two processes: latency {latency * 1e6:.0f} us, bandwidth {bandwidth / 1e9:.2f} GB/s.")
-        table = Table("processes", "bytes", "measured, ms", "model, ms", title="One exchange")
-        for size, answer in found.items():
-            for count, seconds in answer["exchanges"].items():
-                guess = modelled(size, latency, bandwidth, count)
-                table.add_row(str(size), f"{count:,}", f"{seconds * 1e3:.2f}", f"{guess * 1e3:.2f}")
-        console.print(table)
+        tell_of_exchanges({size: answer["exchanges"] for size, answer in found.items() if size > 1})
+
+
+def tell_of_exchanges(found: dict[int, dict[int, tuple[float, float]]]) -> None:
+    """Print the model, and how far from it each exchange was."""
+    model = Model(2, found[2], os.cpu_count() or 1)
+    console.print(
+        f"Fitted to two processes: latency {model.latency * 1e6:.0f} us, bandwidth {1e-9 / model.per_byte:.2f} GB/s; processor time "
+        f"{model.work * 1e6:.0f} us a part and {model.work_per_byte * 1e9:.2f} ns a byte; {model.cores} cores."
+    )
+    table = Table("processes", "bytes", "measured, ms", "ring, ms", "work, ms", "off by", title="One exchange")
+    for size, measured in found.items():
+        errors = []
+        for count, (seconds, _) in measured.items():
+            ring, turns = model.ring(size, count), model.turns(size, count)
+            errors.append(seconds / max(ring, turns))
+            cells = (f"{value * 1e3:.3f}" for value in (seconds, ring, turns))
+            table.add_row(str(size), f"{count:,}", *cells, f"{errors[-1]:.2f}")
+        table.add_row(str(size), "median", "", "", "", f"{statistics.median(errors):.2f}")
+    console.print(table)
 
 
 if __name__ == "__main__":

@@ -35,6 +35,10 @@ _paths: dict[int, tuple[str, ...]] = {}
 _modules: dict[int, weakref.ref[torch.nn.Module]] = {}
 _lock = threading.RLock()
 
+#: Under this name the frame in which a module runs keeps the user's line above it, which stays the same as long as it runs: the walks of
+#: the module's other calls end there. It goes with the frame.
+_ABOVE = "the user's line above this frame"
+
 #: Of a call outside of any module.
 NO_MODULE: tuple[str, ...] = ("",)
 
@@ -215,7 +219,8 @@ def find_place(depth: int) -> tuple[tuple[str, ...], CodeType | None, int]:
     found: CodeType | None = None
     at = 0
     paths: tuple[str, ...] | None = None
-    waiting: tuple[list[Any], ...] = ()
+    waiting: list[list[Any]] = []
+    inside: dict[str, Any] = {}
     while frame is not None:
         code = frame.f_code
         try:
@@ -230,26 +235,37 @@ def find_place(depth: int) -> tuple[tuple[str, ...], CodeType | None, int]:
                         break
             elif whose == _MODULES:
                 if paths is None:
-                    paths = _paths_from(frame)
+                    local = frame.f_locals
+                    paths = _paths.get(id(local["self"])) or _paths_from(frame)
                     if found is not None:
                         break
-            elif whose == _AGAIN:
-                site = frame.f_locals["site"]
-                if found is None:
-                    found, at = site._code, site._at
-                paths = paths or site.modules
-                break
-            elif found is None and paths is None:
-                place = frame.f_locals["place"]
-                if place:
-                    paths, found, at = place
+                    if _ABOVE in local:
+                        found, at = local[_ABOVE]
+                        break
+                    inside = local
+            else:
+                above = _noted_above(frame, whose)
+                if above:
+                    paths = paths or above[0]
+                    if found is None:
+                        _, found, at = above
                     break
-                waiting = (*waiting, place)
+                if found is None and paths is None:
+                    waiting.append(above)
         frame = frame.f_back
+    inside[_ABOVE] = found, at
     known = paths or NO_MODULE, found, at
     for place in waiting:
         place += known
     return known
+
+
+def _noted_above(frame: FrameType, whose: int) -> Any:
+    """What is known of all above ``frame``: where a stretch that runs again stood; what one of the parts of a function has found."""
+    if whose == _AGAIN:
+        site = frame.f_locals["site"]
+        return site.modules, *site.code
+    return frame.f_locals["place"]
 
 
 class _OpenGraphs(threading.local):

@@ -151,7 +151,6 @@ def onednn_takes_bfloat16() -> bool:
 
 #: What ``torch.set_default_tensor_type`` calls: it takes none but torch's own classes of tensor types.
 set_default_tensor_type: Callable[[Any], None] = torch._C._set_default_tensor_type
-
 #: Where ``torch.set_default_device`` lists the functions that it gives a device.
 DeviceContexts: Any = torch.utils._device
 
@@ -160,16 +159,25 @@ disabled_torch_function: Any = torch._C._disabled_torch_function_impl
 
 #: What ``Module.to``, ``to_empty`` and their like go through: each parameter is given to a function, and replaced by what that returns.
 module_apply: Callable[..., torch.nn.Module] = torch.nn.Module._apply
-
 #: What ``Module.load_state_dict`` calls for each submodule: with ``assign=True`` it makes new parameters.
 module_load: Callable[..., None] = torch.nn.Module._load_from_state_dict
 
-#: How many ``TorchFunctionMode`` blocks are open in this thread.
+#: How many ``TorchDispatchMode`` are on here: each sees every call of a backward pass. How many ``TorchFunctionMode``, and which: the
+#: device of ``torch.set_default_device`` is one as well.
+count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 count_modes: Callable[[], int] = torch._C._len_torch_function_stack
+function_modes: Callable[[], list[Any]] = torch.overrides._get_current_function_mode_stack
+#: Switches of torch's backends as C++ knows them. The public ones (``torch.backends``) take ten times as long, and
+#: ``torch.get_float32_matmul_precision`` raises where somebody has set ``fp32_precision``, of which ``precision_of`` tells.
+SWITCHES = ("cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic", "mkldnn_enabled", "mkldnn_deterministic", "flash_sdp_enabled",
+            "mem_efficient_sdp_enabled", "math_sdp_enabled", "cudnn_sdp_enabled", "math_sdp_allow_fp16_bf16_reduction")  # fmt: skip
+asks_of_switches: list[Callable[[], bool]] = [getattr(torch._C, f"_get_{name}") for name in SWITCHES]
+precision_of: Callable[[str, str], str] = torch._C._get_fp32_precision_getter
+#: In which order kernels of attention are tried.
+attention_order: Callable[[], list[int]] = torch._C._get_sdp_priority_order
 
 #: Whether calls reach ``__torch_function__`` of a tensor subclass here; a ``TorchFunctionMode`` is called either way.
 is_torch_function_enabled: Callable[[], bool] = torch._C._is_torch_function_enabled
-
 #: Whether autocast is on for some device: one cheap question in place of one for each.
 is_any_autocast_enabled: Callable[[], bool] = torch._C._is_any_autocast_enabled
 
@@ -180,9 +188,8 @@ def has_autocast_kernel(name: str, device: str) -> bool:
     overloads = [] if packet is None else packet.overloads()
     names = [f"aten::{name}" if overload == "default" else f"aten::{name}.{overload}" for overload in overloads]
     key = f"Autocast{device.upper()}"
-    known = [
-        full for full in names if torch._C._dispatch_has_kernel(full)
-    ]  # TorchScript has ops that the dispatcher has not
+    # TorchScript has ops that the dispatcher has not.
+    known = [full for full in names if torch._C._dispatch_has_kernel(full)]
     return any(torch._C._dispatch_has_kernel_for_dispatch_key(full, key) for full in known)
 
 
@@ -228,9 +235,6 @@ torch_c: Any = torch._C
 ImperativeEngine: Any = torch._C._ImperativeEngine
 Variable: Any = torch.autograd.Variable
 
-#: How many ``TorchDispatchMode`` are on: each sees every call of a backward pass.
-count_dispatch_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
-
 #: torch's functions that put a dual number together and take it apart (``torch.autograd.forward_ad``); interception reports them.
 make_dual: Any = torch._VF._make_dual
 unpack_dual: Any = torch._VF._unpack_dual
@@ -246,10 +250,8 @@ any_requires_grad: Callable[..., bool] = torch._C._any_requires_grad
 
 #: The implementations of ops that are written in Python, as ``namespace/op.overload/key``: torch tells them from those in C++ nowhere else.
 python_kernels: set[str] = torch.library._impls
-
 #: ``has_kernel("mylib::op", "Autograd")``: whether an op has an implementation of its own beneath a dispatch key.
 has_kernel: Callable[[str, str], bool] = torch._C._dispatch_has_kernel_for_dispatch_key
-
 #: The object that ``torch.library.custom_op`` made for an overload, or None: it alone knows whether a backward was registered.
 library_op_definition: Callable[[Any], Any] = torch._library.custom_ops._maybe_get_opdef
 
@@ -331,7 +333,7 @@ def creation_of(view: torch.Tensor) -> str:
 
 
 #: The leaves of any nest of containers that torch knows, and the nest made again of others: what torch's own functions that take nests use.
-tree_flatten: Callable[[Any], tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
+tree_flatten: Callable[..., tuple[list[Any], Any]] = torch.utils._pytree.tree_flatten
 tree_unflatten: Callable[[Iterable[Any], Any], Any] = torch.utils._pytree.tree_unflatten
 tree_leaves: Callable[[Any], list[Any]] = torch.utils._pytree.tree_leaves
 tree_map: Callable[..., Any] = torch.utils._pytree.tree_map
@@ -350,7 +352,6 @@ AOT_FUNCTION = (("torch._functorch.aot_autograd", "", "aot_function"),)
 
 #: What traces into ATen graphs, for ``make_fx`` and ``torch.export``.
 ProxyMode: Any = torch.fx.experimental.proxy_tensor.ProxyTorchDispatchMode
-
 
 #: The class of operators that take functions: what ``torch.cond`` and its kin are made of.
 HigherOrderOperator: Any = torch._ops.HigherOrderOperator
@@ -394,7 +395,6 @@ UNKNOWN_TO_FAKE: Any = (
     torch._subclasses.fake_tensor.UnsupportedFakeTensorException,
     torch._subclasses.fake_tensor.UnsupportedOperatorException,
 )
-
 
 #: Whether results lie with channels last, as torch's kernels decide it.
 suggest_memory_format: Callable[[torch.Tensor], torch.memory_format] = torch._prims_common.suggest_memory_format
@@ -483,7 +483,6 @@ def rename_node(node: torch.fx.Node, name: str) -> None:
 
 #: Sees every call below autograd and functionalisation, on tensors that are then those of the graph.
 TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
-
 
 #: Real tensors in a block while a step is captured.
 disable_modes: Callable[[], AbstractContextManager[Any]] = torch.utils._python_dispatch._disable_current_modes

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any
+from weakref import ref as reference_to
 
 import rustworkx as rx
 import torch
@@ -19,6 +20,7 @@ from ops_registry.unused import census
 from tracer.errors import NoHistoryError, NotNotedError
 from tracer.naming import describe_node
 from tracer.node import Bridge, CallNode, Leaf, Node, Output, flat, parts_of
+from tracer.notes import calls
 from tracer.notes.calls import Call, CallNotes
 from tracer.notes.cuts import Cut, CutNotes, asked, noting
 from tracer.notes.finite import FiniteNotes
@@ -69,16 +71,21 @@ class Graph:
         self._calls = CallNotes(sites=sites) if sites or finite else None
         self._cuts = CutNotes() if sites else None
         self._finite = FiniteNotes() if finite else None
+        #: Whether it is noted where calls are made, and where histories end.
+        self.notes_sites = sites
         #: Whether it is noted of each result whether it is finite.
         self.notes_finite = finite
         #: Whether arguments and results are kept.
         self.keeps_values = values
         self._nodes: list[weakref.ref[Node]] = []
-        self._limit = 4096
+        self._limit = calls.KEPT_CALLS
         self._outer: list[tuple[Any, CutNotes | None]] = []
+        #: The level of ``torch.vmap`` around this graph: it is told too.
+        self._level: Any = None
 
     def __enter__(self) -> Graph:
         self._outer.append((current.__dict__.get("graph"), noting.cuts))
+        self._level = self._level_around()
         current.graph = self
         open_graphs.count += 1
         noting.cuts = self._cuts
@@ -88,6 +95,7 @@ class Graph:
 
     def __exit__(self, *exc: object) -> None:
         outer, noting.cuts = self._outer.pop()
+        self._level = self._level_around()
         open_graphs.count -= 1
         if self._cuts is not None:
             asked.add(-1)
@@ -96,35 +104,39 @@ class Graph:
         else:
             current.graph = outer
 
+    def _level_around(self) -> Any:
+        outer = self._outer[-1][0] if self._outer else None
+        return None if isinstance(outer, Graph) else outer
+
     def note(self, node: Node, result: Any = None, bound: tuple[Any, ...] | None = None) -> None:
         """Enter a node that was just recorded, by a call that gave ``result`` for the arguments ``bound``, where it is one of a rule.
 
         References to nodes that are gone are dropped once there may be many. The limit doubles with what is alive, so that each node is
         looked at a constant number of times on average.
         """
-        if self._calls is not None and self._calls.note(node):
-            self._drop_notes(node)
+        if self._calls is not None:
+            self._calls.note(node)
         if self._finite is not None:
             self._finite.note(node.serial, result)
         if self.keeps_values and bound is not None and isinstance(node, CallNode):
             node.values = Values(node.plan.rule, bound)
             node.values.keep_result(result)
-        outer = self._outer[-1][0]
-        if outer is not None or _Current.graph is not None:
-            for recorder in (_Current.graph, outer):  # anomaly mode; a level of torch.vmap around this graph
-                if recorder is not None and not isinstance(recorder, Graph):
-                    recorder.note(node)
+        if self._level is not None:
+            self._level.note(node)
+        if _Current.graph is not None:  # anomaly mode
+            _Current.graph.note(node)
         nodes = self._nodes
-        nodes.append(weakref.ref(node))
+        nodes.append(reference_to(node))
         if len(nodes) > self._limit:
-            nodes[:] = [reference for reference in nodes if reference() is not None]
-            self._limit = max(4096, 2 * len(nodes))
+            self._drop_what_is_gone()
 
-    def _drop_notes(self, newest: Node) -> None:
-        assert self._calls is not None
-        self._calls.drop({node.serial for node in self.nodes()} | {newest.serial})
-        if self._finite is not None:
-            self._finite.drop(self._calls)
+    def _drop_what_is_gone(self) -> None:
+        self._nodes = [reference for reference in self._nodes if reference() is not None]
+        self._limit = max(calls.KEPT_CALLS, 2 * len(self._nodes))
+        if self._calls is not None:
+            self._calls.drop({node.serial for node in self.nodes()})
+            if self._finite is not None:
+                self._finite.drop(self._calls)
 
     def nodes(self) -> list[Node]:
         """The live nodes recorded here, in the order in which they were recorded, leaves and results not counted."""

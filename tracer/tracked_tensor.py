@@ -288,7 +288,7 @@ class Tensor(torch.Tensor):
             if self._node is not None:
                 twin.requires_grad_()
             gradient = _GRAD.__get__(self)
-            if gradient is not None:
+            if gradient is not None and not is_parameter(self):  # torch's parameters leave it behind
                 _GRAD.__set__(twin, copy.deepcopy(gradient, memo))
         for name, value in self.__dict__.items():
             if name not in _OWN:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
@@ -10,10 +11,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
+from torch.nn.parameter import is_lazy
 
-from nn.errors import ArgumentError
+from nn.errors import ArgumentError, ExchangeError
 from nn.parallel.agreement import check_same_model
+from nn.parallel.buckets import GradBucket
+from nn.parallel.captured import captured_exchange
 from nn.parallel.exchange import Exchange
+from nn.parallel.faults import buffers_sent_twice, named
 from nn.tracking import track
 from ops_registry.torch_private import (
     FIRST_BUCKET_BYTES,
@@ -21,7 +26,9 @@ from ops_registry.torch_private import (
     OPTIMIZERS_IN_BACKWARD,
     REDUCER_METHODS,
     exchanges_in_python,
+    tree_map_only,
 )
+from tracer.compiled.around import Around, capture_in_progress
 from tracer.errors import UnsupportedError
 
 #: More than any model has, in bytes.
@@ -58,6 +65,14 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
     #: torch's class does not: ``tracer.recording.distributed`` refuses it for tracked parameters.
     hears_of_tracked = True
+    #: What passes change, and no graph of a compiled step depends on (``tracer/compiled/reached.py``).
+    beside_graphs = frozenset(
+        {
+            *("reducer", "logger", "modules_buffers", "named_module_buffers", "require_forward_param_sync"),
+            *("_lazy_init_ran", "_has_rebuilt_buckets", "_static_graph_delay_allreduce_enqueued", "_comm_hooks"),
+            *("_join_config", "process_group", "_divide_by_initial_world_size", "_authoritative_rank"),
+        }
+    )
 
     reducer: Any
     logger: Any
@@ -68,6 +83,11 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         track(module)
         _check_models(module, given)
         super().__init__(module, *args, **kwargs)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """As torch; parameters are saved as plain ones."""
+        track(state["_modules"]["module"])
+        super().__setstate__(state)
 
     def _ddp_init_helper(
         self, parameters: Sequence[torch.Tensor], expect_sparse: Sequence[bool], _: Any, static_graph: bool
@@ -93,6 +113,48 @@ class DistributedDataParallel(TorchDistributedDataParallel):
         self.logger = _Log(self)
         self._passing_sync_batchnorm_handle(self.module)
 
+    def forward(self, *inputs: Any, **kwargs: Any) -> Any:
+        """As torch. In a step that is captured (``tracer.compile``) the module alone runs: all else is done around its graph."""
+        around = capture_in_progress()
+        if around is None:
+            return super().forward(*inputs, **kwargs)
+        captured = captured_exchange(self.reducer, around)
+        grad_mode, synchronised = torch.is_grad_enabled(), self.require_backward_grad_sync
+        exchanged = grad_mode and synchronised
+        if captured.sends_buffers and self.forward_sync_buffers:
+            around.kept |= {id(b): functools.partial(buffers_sent_twice, n) for n, b in self.module.named_buffers()}
+        captured.sends_buffers = exchanged
+        around.prepare.append(functools.partial(self._before_graph, grad_mode, synchronised, around))
+        if self.device_ids:
+            device = torch.device(self.device_type, self.device_ids[0])
+            inputs, kwargs = tree_map_only(torch.Tensor, lambda t: t.to(device), (inputs, kwargs))
+        if exchanged:
+            captured.passes.forward_begins()
+        output = self.module(*inputs, **kwargs)
+        if exchanged:
+            captured.passes.forward_ends()
+        return output
+
+    def _before_graph(self, grad_mode: bool, synchronised: bool, around: Around) -> None:
+        """What torch does before a forward pass, for one that is in a graph, with the settings that it had there."""
+        if self._join_config.enable and len(around.prepare) > 1:
+            raise ExchangeError(
+                "a compiled step inside join() calls modules in DistributedDataParallel more than once: the processes without data cannot "
+                "follow it. Compile a step for each call."
+            )
+        if self._check_sync_bufs_post_fwd():
+            raise UnsupportedError("a compiled step does not run a hook that sends buffers after the forward pass")
+        now = self.require_backward_grad_sync
+        self.require_backward_grad_sync = synchronised
+        try:
+            with torch.set_grad_enabled(grad_mode):
+                self._pre_forward()
+        finally:
+            self.require_backward_grad_sync = now
+        self.require_forward_param_sync = grad_mode and synchronised
+        if self.require_forward_param_sync:
+            self.reducer.attach()
+
     def _post_forward(self, output: Any) -> Any:
         """As torch, without the node that it puts behind each output: our backward pass knows beforehand which parameters it comes to."""
         if self._check_sync_bufs_post_fwd():
@@ -109,24 +171,12 @@ class DistributedDataParallel(TorchDistributedDataParallel):
 
         ``bucket`` has the methods of ``torch.distributed.GradBucket``. The hook returns a ``torch.futures.Future`` of the tensor of shape
         (n,) that takes the place of ``bucket.buffer()``; what it gives is not divided by the number of processes. Raises
-        ``ExchangeError`` for a second hook, ``ArgumentError`` for one that does not take ``(state, bucket)``.
+        ``ExchangeError`` for a second hook, ``ArgumentError`` for one that does not take ``(state, bucket)``, or says that it gives
+        something else.
         """
-        if not callable(hook):
-            raise ArgumentError(f"a communication hook is a function of (state, bucket), got {type(hook).__name__}")
-        try:
-            inspect.signature(hook).bind(state, None)
-        except TypeError as error:
-            raise ArgumentError(f"a communication hook is called with (state, bucket): {error}") from error
+        _check_hook(hook)
         self.reducer.register_hook(state, hook)
         self._comm_hooks.append((hook, state))
-
-    def exchange(self) -> None:
-        """Put the mean over all processes in the place of every ``.grad``, as ``backward`` through the wrapper does by itself.
-
-        For gradients that came past it: of a compiled step (``tracer.compile``) that calls ``wrapped.module``. Raises ``ExchangeError``
-        where a parameter has no ``.grad``.
-        """
-        self.reducer.exchange()
 
     def _register_builtin_comm_hook(self, comm_hook_type: Any) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
@@ -171,10 +221,40 @@ class _Log:
         self._texts["static_graph"] = "1"
 
 
+def _check_hook(hook: Any) -> None:
+    """Raise ``ArgumentError`` for what is no communication hook."""
+    if not callable(hook):
+        raise ArgumentError(f"a communication hook is a function of (state, bucket), got {type(hook).__name__}")
+    signature = inspect.signature(hook)
+    try:
+        bound = signature.bind(None, None)
+    except TypeError as error:
+        raise ArgumentError(f"a communication hook is called with (state, bucket): {error}") from error
+    bucket = signature.parameters[list(bound.arguments)[-1]].annotation
+    result = signature.return_annotation
+    unsaid = (inspect.Signature.empty, Any)
+    if not (isinstance(bucket, str) or bucket in (*unsaid, getattr(dist, "GradBucket", None), GradBucket)):
+        raise ArgumentError(
+            f"a communication hook gets a torch.distributed.GradBucket, and this one says of its argument: {bucket}"
+        )
+    if not (isinstance(result, str) or result in unsaid or "Future" in str(result)):
+        raise ArgumentError(
+            f"a communication hook returns a torch.futures.Future[torch.Tensor], and this one says: {result}"
+        )
+
+
 def _refuse(module: torch.nn.Module, given: Mapping[str, Any]) -> None:
-    """Raise ``UnsupportedError`` for what the exchange does not do."""
+    """Raise for what the exchange does not do: ``UnsupportedError``, or ``ArgumentError`` where it is no module with parameters."""
     if not dist.is_available():
         raise UnsupportedError("DistributedDataParallel needs torch.distributed, which this torch was built without")
+    if not isinstance(module, torch.nn.Module):
+        raise ArgumentError(f"DistributedDataParallel wraps a torch.nn.Module, got {type(module).__name__}")
+    lazy = [name for name, p in module.named_parameters() if is_lazy(p)]
+    if lazy:
+        raise ArgumentError(
+            f"DistributedDataParallel was given a module whose parameters have no shape yet ({named(lazy)}): run it once on a batch "
+            f"before it is wrapped."
+        )
     for name, reason in REFUSED.items():
         if given.get(name) is not None:
             raise UnsupportedError(f"DistributedDataParallel of tracked parameters was given {name}: {reason}.")

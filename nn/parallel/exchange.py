@@ -12,7 +12,6 @@ Of each pass:
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -25,16 +24,17 @@ from nn.parallel.faults import (
     RESTART,
     check_gradient,
     comes_late,
-    in_a_capture,
+    hook_failed,
     named,
-    nothing_to_exchange,
+    recorded_pass,
     without_gradient,
 )
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, is_functional
+from nn.parallel.passes import Passes
+from nn.parallel.reference import Reference
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
 from tracer.backprop.accumulate import own
 from tracer.backprop.progress import Progress, in_progress
-from tracer.errors import UnsupportedError
-from tracer.node import Leaf, OpaqueNode, next_serial
+from tracer.node import Leaf, OpaqueNode
 
 _GRAD: Any = TensorBase.grad
 
@@ -69,17 +69,13 @@ class Exchange:
         self._divide_flat = divide_flat
         self._frozen = list(frozen)
         self._numbers = {id(p): number for number, p in enumerate(parameters)}
-        self._reference: Callable[[], Any] = weakref.ref(self)
+        self.passes = Passes()
+        self._reference = Reference(self)
         self._hook: tuple[Any, Callable[..., Any]] | None = None
-        #: A forward pass has been that wants its gradients exchanged; the numbers of the nodes recorded in the latest such pass.
-        self._armed = False
-        self._began = 0
-        self._span = (0, 0)
-        #: A backward pass is under way; why there can be no more.
+        #: A backward pass is under way; why there can be no more; whether one has come through.
         self._open = False
-        #: The number of the pass, the outermost of this thread, in which the latest exchange has ended.
-        self._closed_in = -1
         self._failed: str | None = None
+        self._settled = False
         self._static = self._counting = False
         self._rebuilt = find_unused
         #: The order in which gradients have arrived in the first pass, which the buckets are rebuilt by.
@@ -102,25 +98,21 @@ class Exchange:
     def prepare_for_forward(self) -> None:
         """A forward pass begins that wants its gradients exchanged."""
         self._check_reducer_finalized()
-        self._refuse_capture()
         for name, p in self._frozen:
             if p.requires_grad:
                 raise ExchangeError(
                     f"the parameter {name} requires grad now, and did not when the module was wrapped: its gradient would not be "
                     f"exchanged. Wrap the module by DistributedDataParallel again."
                 )
-        self._began = next_serial()
-
-    def _refuse_capture(self) -> None:
-        with DisableTorchFunctionSubclass():
-            captured = is_functional(self.parameters[0])
-        if captured:
-            raise in_a_capture()
+        self.passes.forward_begins()
 
     def prepare_for_backward(self, _: Iterable[torch.Tensor]) -> None:
         """The forward pass has come through: the next backward pass exchanges its gradients."""
-        self._armed = True
-        self._span = self._began, next_serial()
+        self.passes.forward_ends()
+        self.attach()
+
+    def attach(self) -> None:
+        """See to it that the gradients of all parameters come here. Raises ``ExchangeError`` where another wrapper takes one."""
         for p in self.parameters:
             node: Any = p._node  # type: ignore[attr-defined]
             if node is not None and (node.extras is None or node.extras.taker is not self._reference):
@@ -129,10 +121,10 @@ class Exchange:
     def _attach(self, parameter: torch.Tensor) -> None:
         extras = _extras(parameter)
         other = None if extras.taker is None else extras.taker()
-        if other is not None:
+        if isinstance(other, Exchange):
             raise ExchangeError(
-                f"the parameter {self._name(parameter)} was wrapped by another DistributedDataParallel since, which exchanges its "
-                f"gradient: use that one."
+                f"the parameter {self.names[self.number_of(parameter)]} was wrapped by another DistributedDataParallel since, which "
+                f"exchanges its gradient: use that one."
             )
         extras.taker = self._reference
 
@@ -157,22 +149,24 @@ class Exchange:
     # ------------------------------------------------------------------ 1 take
     def take(self, sweep: Progress, tensor: torch.Tensor, buffer: list[Any]) -> bool:
         """Take the gradient of a parameter, if this pass is one that exchanges them."""
-        number = self._numbers[id(tensor)]
-        if not (self._armed or self._open):
-            if in_progress()[0].task == self._closed_in:
-                raise comes_late(self.names[number])
-            if not self._goes_through_last_forward():
-                return False
+        number = self.number_of(tensor)
+        if not (self._open or self.passes.exchanges(self.names[number])):
+            return False
         if self._failed is not None:
             self._check_reducer_finalized()
         if sweep.create_graph:
-            raise UnsupportedError(
-                f"backward(create_graph=True) reached the parameter {self.names[number]} of a module in DistributedDataParallel: the means "
-                f"over processes have no history. Take the derivatives that are to be differentiated again by torch.autograd.grad(..., "
-                f"create_graph=True), which exchanges nothing, or run forward and backward inside no_sync()."
-            )
+            raise recorded_pass(self.names[number])
         if not self._open:
-            self._begin(sweep)
+            self._open_pass(self.absent_in(sweep))
+        self._arrive(number, buffer)
+        return True
+
+    def number_of(self, parameter: torch.Tensor) -> int:
+        """Its place among the parameters."""
+        return self._numbers[id(parameter)]
+
+    def _arrive(self, number: int, buffer: list[Any]) -> None:
+        """A gradient of a parameter has come, in ``buffer``."""
         bucket, place = self._places[number]
         if bucket.work is not None:
             raise comes_late(self.names[number])
@@ -181,38 +175,49 @@ class Exchange:
             check_gradient(self.names[number], buffer[0], bucket.flat)
             with DisableTorchFunctionSubclass():
                 held = bucket.gradients[place]
-                bucket.gradients[place] = own(buffer, tensor) if held is None else held.add_(buffer.pop())
+                bucket.gradients[place] = (
+                    own(buffer, self.parameters[number]) if held is None else held.add_(buffer.pop())
+                )
         if count == 1 and not (self._rebuilt or self._counting):
             self._arrivals.append(number)
         if count == self._expected[number] and not self._counting:
             bucket.missing -= 1
             self._leave()
-        return True
 
-    def _goes_through_last_forward(self) -> bool:
-        """Whether a backward pass goes once more through the latest forward pass: its gradients too are to be exchanged."""
-        first, last = self._span
-        return any(first < node.serial < last for sweep in in_progress() for node in sweep.order)
+    def absent_in(self, sweep: Progress) -> set[int]:
+        """The numbers of the parameters that a backward pass will not come to, as far as its nodes tell."""
+        if not self._find_unused or len(in_progress()) > 1 or any(isinstance(n, OpaqueNode) for n in sweep.order):
+            return set()  # a Function or a checkpoint might run another pass inside it
+        coming = {node for node in sweep.order if type(node) is Leaf}
+        return {n for n, p in enumerate(self.parameters) if p._node not in coming}  # type: ignore[attr-defined]
 
-    def _open_pass(self) -> None:
+    def _open_pass(self, absent: set[int]) -> None:
         self._open = True
         self._next = 0
         self._counts = [0] * len(self.parameters)
         #: Arrivals of this pass, and the parameters that it will not come to.
         self._arrivals: list[int] = []
-        self._absent: set[int] = set()
-
-    def _begin(self, sweep: Progress) -> None:
-        self._refuse_capture()
-        self._open_pass()
-        if self._static:
-            self._absent = {number for number, times in enumerate(self._expected) if not times}
-        elif self._find_unused and len(in_progress()) == 1 and not any(isinstance(n, OpaqueNode) for n in sweep.order):
-            # Nothing can send gradients but the nodes of this pass: a Function or a checkpoint might run another inside it.
-            coming = {node for node in sweep.order if type(node) is Leaf}
-            self._absent = {n for n, p in enumerate(self.parameters) if p._node not in coming}  # type: ignore[attr-defined]
+        self._absent = {n for n, times in enumerate(self._expected) if not times} if self._static else set(absent)
         for number in self._absent:
             self._places[number][0].missing -= 1
+
+    def run_again(self, numbers: Sequence[int], absent: set[int], gradients: Sequence[list[Any]]) -> None:
+        """Exchange the ``gradients`` of a backward pass that a graph has run: of the parameters of these numbers, as they arrived."""
+        self._check_reducer_finalized()
+        if self._open:
+            raise ExchangeError(
+                "a compiled step that exchanges gradients was called inside a backward pass that exchanges those of the same module: call "
+                "it after that"
+            )
+        try:
+            with torch.no_grad():
+                self._open_pass(absent)
+                for number, buffer in zip(numbers, gradients, strict=True):
+                    self._arrive(number, buffer)
+                self.settle(outermost=True)
+        except BaseException:
+            self.abandon()
+            raise
 
     # ------------------------------------------------------------------ 2 leave
     def _leave(self) -> None:
@@ -293,24 +298,6 @@ class Exchange:
         self._close()
         return True
 
-    def exchange(self) -> None:
-        """Put the means over all processes in the place of what ``.grad`` holds, wherever it came from."""
-        self._check_reducer_finalized()
-        with DisableTorchFunctionSubclass():
-            missing = [n for n, p in zip(self.names, self.parameters, strict=True) if _GRAD.__get__(p) is None]
-        if missing or in_progress():
-            raise nothing_to_exchange(missing)
-        with torch.no_grad():
-            self._open_pass()
-            for bucket in self.buckets:
-                bucket.missing = 0
-            self._leave()
-            results = [self._result(bucket) for bucket in self.buckets]
-            with DisableTorchFunctionSubclass():
-                for bucket, result in zip(self.buckets, results, strict=True):
-                    self._write(bucket, result, None)
-        self._close()
-
     def _complete(self) -> None:
         """What is to be done at the end of a pass in which some bucket has not left."""
         if self._counting:  # the first pass of a static graph: now it is known how often each parameter gets a gradient
@@ -349,6 +336,8 @@ class Exchange:
             return work.wait()
         except RuntimeError as error:
             self._failed = "an exchange with them has failed"
+            if self._hook is not None:
+                raise hook_failed(_name_of(self._hook[1]), error) from error
             raise ExchangeError(
                 f"rank {dist.get_rank(self.group)} waited for the other processes in the exchange of gradients, in vain: {error}. One of "
                 f"them has raised, ended, or exchanges something else: its own error says why. {RESTART}"
@@ -402,8 +391,9 @@ class Exchange:
             self._order = self._arrivals + sorted(self._absent)
         for bucket in self.buckets:
             bucket.clear()
-        self._open = self._armed = self._counting = False
-        self._closed_in = in_progress()[0].task if in_progress() else -1
+        self._open = self._counting = False
+        self._settled = True
+        self.passes.closed()
         self._divisor = None
         self._futures = []
 
@@ -414,9 +404,6 @@ class Exchange:
         for bucket in self.buckets:
             bucket.gradients = [None] * len(bucket.numbers)
 
-    def _name(self, parameter: torch.Tensor) -> str:
-        return self.names[self._numbers[id(parameter)]]
-
     # ------------------------------------------------------------------ what torch's DistributedDataParallel asks for besides
     def register_hook(self, state: Any, hook: Callable[..., Any]) -> None:
         """Let ``hook(state, bucket)`` exchange the buckets from now on. Raises ``ExchangeError`` for a second one."""
@@ -425,6 +412,10 @@ class Exchange:
         self._hook = (state, hook)
 
     def _set_static_graph(self) -> None:
+        if self._settled:
+            raise ExchangeError(
+                "static_graph was set after a backward pass: pass static_graph=True when the module is wrapped, in all processes"
+            )
         self._static = self._counting = True
         self._rebuilt = False
 
@@ -457,7 +448,7 @@ class Exchange:
     def _reset_state(self) -> None:
         for bucket in self.buckets:
             bucket.clear()
-        self._open = self._armed = False
+        self._open = self.passes.waiting = False
         self._failed = self._divisor = None
         self._rebuilt, self._order = self._find_unused and not self._static, []
 

@@ -40,19 +40,44 @@ def comes_late(name: str) -> ExchangeError:
     )
 
 
-def in_a_capture() -> CaptureError:
-    """Of a compiled step that calls the wrapper."""
-    return CaptureError(
-        "a compiled step calls a module in DistributedDataParallel: a graph exchanges no gradients. Let the step call the module itself "
-        "(wrapped.module), and call wrapped.exchange() after each call of the step."
+def recorded_pass(name: str) -> UnsupportedError:
+    """Of a backward pass that is recorded, at the parameter ``name``."""
+    return UnsupportedError(
+        f"backward(create_graph=True) reached the parameter {name} of a module in DistributedDataParallel: the means over processes have "
+        f"no history. Take the derivatives that are to be differentiated again by torch.autograd.grad(..., create_graph=True), which "
+        f"exchanges nothing, or run forward and backward inside no_sync()."
     )
 
 
-def nothing_to_exchange(missing: Sequence[str]) -> ExchangeError:
-    """Of an exchange that was asked for too early; ``missing``: the parameters without ``.grad``."""
-    when = f"where .grad of {missing[0]} is None" if missing else "inside of a backward pass"
+def began_outside(name: str) -> CaptureError:
+    """Of a compiled step with a backward pass whose forward pass came before it."""
+    return CaptureError(
+        f"a compiled step brings a gradient to the parameter {name}, after a forward pass through its DistributedDataParallel outside of "
+        f"the step. Call the wrapper inside of the step, or go back through the pass outside first."
+    )
+
+
+def buffers_sent_twice(name: str) -> CaptureError:
+    """Of a compiled step that calls a wrapper more than once, and writes the buffer ``name``."""
+    return CaptureError(
+        f"a compiled step calls a module in DistributedDataParallel more than once and writes its buffer {name}: it is sent to all "
+        f"processes before each call, and a graph cannot do that in between. Pass forward_sync_buffers=False (broadcast_buffers=False), or "
+        f"compile a step for each call."
+    )
+
+
+def wrapper_is_gone() -> ExchangeError:
+    """Of a backward pass through a wrapper that nobody holds any more."""
     return ExchangeError(
-        f"exchange() was called {when}: call it after a backward pass that fills .grad of every parameter and exchanges nothing itself."
+        "backward goes through a forward pass of a DistributedDataParallel that nobody holds any more: the gradients would not be "
+        "exchanged, and each process would train for itself. Keep the wrapper in a variable (wrapped = DistributedDataParallel(module))."
+    )
+
+
+def hook_failed(name: str, error: Exception) -> ExchangeError:
+    """Of an exchange by a communication hook."""
+    return ExchangeError(
+        f"the communication hook {name} has failed, or another process is gone, which its own error tells: {error}. {RESTART}"
     )
 
 

@@ -7,7 +7,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import planted_cuts, planted_slopes, planted_training, planted_values  # noqa: F401  what they plant
+from support import (  # noqa: F401  what they plant
+    planted_cuts,
+    planted_reasons,
+    planted_slopes,
+    planted_training,
+    planted_values,
+)
 from support.planted import FAULTS, T
 
 import tracer

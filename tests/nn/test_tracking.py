@@ -166,6 +166,7 @@ def test_deepcopy_gives_an_independent_tracked_model() -> None:
     train(twin, torch.optim.SGD(twin.parameters(), lr=0.1), 1)
     assert all(type(p) is tracer.Tensor for p in twin.parameters())
     assert all(p.grad is None for p in model.parameters()) and all(p.grad is not None for p in twin.parameters())
+    assert all(p.grad is None for p in copy.deepcopy(twin).parameters())  # as torch's parameters
 
 
 def test_state_dict_saves_and_loads_with_safe_defaults() -> None:

@@ -10,10 +10,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import nn
 import ops_registry
-import tracer
+from support.parallel_compiled import PROGRAMS as COMPILED
+from support.parallel_compiled import of_compiled_steps
+from support.parallel_hooks import HOOKED
 from support.parallel_training import OF_FOUR, SAME, SMALL, Forked, Program, batch, difference, network, state
 
 
@@ -61,22 +64,7 @@ def with_a_penalty_on_the_gradient(wrap: Any, rank: int) -> list[torch.Tensor]:
     return state(wrapped)
 
 
-def of_a_compiled_step(wrap: Any, rank: int) -> list[torch.Tensor]:
-    """Captured as a graph, the exchange after it."""
-    wrapped = wrap(network())
-    optimiser = torch.optim.SGD(wrapped.parameters(), lr=0.1)
-    module = getattr(wrapped, "module", wrapped)
-    step = tracer.compile(lambda x: module(x).pow(2).mean().backward(), backend="replay")
-    for number in range(4):
-        optimiser.zero_grad()
-        step(joined(rank, number))
-        getattr(wrapped, "exchange", lambda: None)()
-        optimiser.step()
-    return state(wrapped)
-
-
 JOINED: tuple[Program, ...] = (
-    of_a_compiled_step,
     by_parts,
     accumulated_by_parts,
     with_a_replaced_rule,
@@ -115,6 +103,22 @@ def unused_everywhere(rank: int) -> str:
     return told(lambda: wrapped(batch(rank, 0), "first").sum().backward())
 
 
+def compressed_to_bfloat16(rank: int) -> list[bool]:
+    """Whether torch's hook gives the mean of rounded gradients on gloo, where torch's wrapper refuses it: parameter by parameter."""
+    wrapped = nn.parallel.DistributedDataParallel(network(), bucket_cap_mb=SMALL)
+    wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    wrapped(batch(rank, 0)).pow(2).mean().backward()
+    alone = nn.track(network())
+    alone(batch(rank, 0)).pow(2).mean().backward()
+    found = []
+    for p, q in zip(wrapped.parameters(), alone.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None
+        rounded = q.grad.bfloat16().div_(dist.get_world_size())
+        dist.all_reduce(rounded)
+        found.append(torch.equal(p.grad, rounded.float()))
+    return found
+
+
 def told(function: Callable[[], Any]) -> str:
     try:
         function()
@@ -141,9 +145,11 @@ def unused_in_one(rank: int) -> dict[str, Any]:
 def differences(rank: int) -> dict[str, Any]:
     """``difference`` and ``distance`` of every program, and what each fault tells, in two processes."""
     return {
-        **{program.__name__: difference(program, rank) for program in SAME},
+        **{program.__name__: difference(program, rank) for program in (*SAME, *HOOKED)},
         **{program.__name__: distance(program, rank) for program in JOINED},
         **{fault.__name__: fault(rank) for fault in FAULTS},
+        **{program.__name__: of_compiled_steps(program, rank) for program in COMPILED},
+        "compressed_to_bfloat16": compressed_to_bfloat16(rank),
         "losses_of_the_demo": losses_of_the_demo(rank),
     }
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 from torch.nn.parallel import DistributedDataParallel as TorchDistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -72,6 +71,28 @@ class Checkpointed(torch.nn.Module):
 
 def batch(rank: int, step: int, *shape: int) -> torch.Tensor:
     return torch.randn(*(shape or (4, 6)), generator=torch.Generator().manual_seed(100 * step + rank))
+
+
+def gradients(module: torch.nn.Module) -> list[Any]:
+    return [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
+
+
+def completed(value: Any) -> torch.futures.Future[Any]:
+    future: torch.futures.Future[Any] = torch.futures.Future()
+    future.set_result(value)
+    return future
+
+
+def counting(wrapped: nn.parallel.DistributedDataParallel) -> list[int]:
+    """The number of each bucket that leaves from now on."""
+    left: list[int] = []
+
+    def hook(state: Any, bucket: Any) -> torch.futures.Future[Any]:
+        left.append(bucket.index())
+        return completed(bucket.buffer())
+
+    wrapped.register_comm_hook(None, hook)
+    return left
 
 
 def state(wrapped: torch.nn.Module) -> list[torch.Tensor]:
@@ -168,6 +189,50 @@ def parameters_left_alone(wrap: Any, rank: int) -> list[torch.Tensor]:
     with torch.no_grad():
         module[0].bias.add_(rank)
     return trained(wrap(module), rank)
+
+
+def of_two_wrappers(wrap: Any, rank: int) -> list[torch.Tensor]:
+    """As adversaries are trained, the sum of squares of all gradients beside."""
+    maker, critic = wrap(torch.nn.Sequential(torch.nn.Linear(6, 6), torch.nn.Tanh())), wrap(network())
+    with torch.no_grad():
+        for p in maker.parameters():
+            p.copy_(torch.linspace(-1, 1, p.numel()).view(p.shape))
+    made = []
+    for step in range(3):
+        for wrapped in (maker, critic):
+            wrapped.zero_grad()
+        fake = maker(batch(rank, step))
+        (critic(fake.detach()).mean() - critic(batch(rank, step + 50)).mean()).backward()
+        (-critic(fake).mean()).backward()
+        made.append(torch.nn.utils.clip_grad_norm_(maker.parameters(), 0.1).detach().clone())
+        made += state(maker) + state(critic)
+    return made
+
+
+class Odd(torch.nn.Module):
+    """Parameters without elements, complex, transposed, and shared; a dictionary of results, of which one is not used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.empty = torch.nn.Parameter(torch.empty(0, 3))
+        self.phase = torch.nn.Parameter(torch.randn(3, dtype=torch.cfloat))
+        self.turned = torch.nn.Parameter(torch.randn(3, 6).t())
+        self.strided = torch.nn.Parameter(torch.randn(6, 6)[:, ::2])
+        self.first, self.second = torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: torch.Tensor) -> dict[str, Any]:
+        hidden = self.second(self.first(x @ self.turned + x @ self.strided)) + self.empty.sum()
+        return {"loss": [(hidden * self.phase).abs().pow(2).mean()], "unused": (hidden,)}
+
+
+def of_odd_parameters(wrap: Any, rank: int) -> list[torch.Tensor]:
+    wrapped = wrap(Odd(), bucket_cap_mb=SMALL / 20, find_unused_parameters=True)
+    for step in range(3):
+        wrapped.zero_grad()
+        wrapped(batch(rank, step))["loss"][0].backward()
+    return [t.contiguous() for t in state(wrapped)]
 
 
 # ---------------------------------------------------------------------- parameters that a pass does not use
@@ -296,63 +361,15 @@ def by_uneven_inputs_with_unused_parameters(wrap: Any, rank: int) -> list[torch.
     return [p.detach().clone() for p in wrapped.parameters()]
 
 
-# ---------------------------------------------------------------------- hooks
-def by_the_allreduce_hook(wrap: Any, rank: int) -> list[torch.Tensor]:
-    wrapped = wrap(network(), bucket_cap_mb=SMALL)
-    wrapped.register_comm_hook(None, default_hooks.allreduce_hook)
-    return trained(wrapped, rank)
-
-
-def compressed_to_half(wrap: Any, rank: int, **arguments: Any) -> list[torch.Tensor]:
-    wrapped = wrap(network(), bucket_cap_mb=SMALL, **arguments)
-    wrapped.register_comm_hook(None, default_hooks.fp16_compress_hook)
-    return trained(wrapped, rank)
-
-
-def compressed_in_views(wrap: Any, rank: int) -> list[torch.Tensor]:
-    return compressed_to_half(wrap, rank, gradient_as_bucket_view=True)
-
-
-def compressed_by_the_wrapper_of_a_hook(wrap: Any, rank: int) -> list[torch.Tensor]:
-    wrapped = wrap(network(), bucket_cap_mb=SMALL)
-    wrapped.register_comm_hook(None, default_hooks.fp16_compress_wrapper(default_hooks.allreduce_hook))
-    return trained(wrapped, rank)
-
-
-def compressed_by_the_hook_that_torch_builds_in(wrap: Any, rank: int) -> list[torch.Tensor]:
-    wrapped = wrap(network(), bucket_cap_mb=SMALL)
-    wrapped._register_builtin_comm_hook(dist.BuiltinCommHookType.FP16_COMPRESS)
-    return trained(wrapped, rank)
-
-
-def compressed_by_power_sgd(wrap: Any, rank: int) -> list[torch.Tensor]:
-    """In one bucket: with several of them, on gloo, the collectives inside torch's hook meet in another order in each process."""
-    wrapped = wrap(network())
-    wrapped.register_comm_hook(
-        powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=1, start_powerSGD_iter=2, min_compression_rate=0.5),
-        powerSGD_hook.powerSGD_hook,
-    )
-    return trained(wrapped, rank, steps=6)
-
-
-def hooks_of_the_user(wrap: Any, rank: int) -> list[torch.Tensor]:
-    """Hooks on the gradient before it leaves, and hooks that see the process's own ``.grad``."""
-    wrapped = wrap(network(), bucket_cap_mb=SMALL)
-    seen = []
-    for number, p in enumerate(wrapped.parameters()):
-        p.register_hook(lambda g, n=number: g * (n + 1))
-        p.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone()))
-    return trained(wrapped, rank) + seen
-
-
-def a_hook_that_clears_the_gradient(wrap: Any, rank: int) -> list[torch.Tensor]:
-    wrapped = wrap(network(), bucket_cap_mb=SMALL)
-    if rank == 0:
-        wrapped.module[0].weight.register_post_accumulate_grad_hook(lambda p: setattr(p, "grad", None))
-    return trained(wrapped, rank)
-
-
 # ---------------------------------------------------------------------- copies and checkpoints
+def saved_whole(wrap: Any, rank: int) -> list[torch.Tensor]:
+    """The wrapper itself through a file."""
+    file = io.BytesIO()
+    torch.save(wrap(network(), bucket_cap_mb=SMALL), file)
+    file.seek(0)
+    return trained(torch.load(file, weights_only=False), rank)
+
+
 def copied(wrap: Any, rank: int) -> list[torch.Tensor]:
     wrapped = wrap(network(), bucket_cap_mb=SMALL)
     trained(wrapped, rank)
@@ -385,16 +402,39 @@ def saved_and_loaded(module: torch.nn.Module) -> dict[str, Any]:
 
 
 SAME: tuple[Program, ...] = (
-    *(one_bucket, several_buckets, bucket_views, zeroed_in_place, copied_by_the_bucket, of_batch_norm),
-    *(buffers_left_alone, channels_last, of_several_dtypes, not_synchronised_at_first, parameters_sent_at_first),
-    *(in_a_group_of_its_own, parameters_left_alone, unused_here_and_there, unused_in_a_static_graph),
-    *(frozen_and_freed, accumulated, accumulated_in_views, accumulated_with_every_pass_exchanged, two_forward_passes),
-    *(checkpointed, checkpointed_by_the_old_kind),
-    *(checkpointed_several_times_in_a_static_graph, evaluated_in_between, by_uneven_inputs),
-    *(by_uneven_inputs_divided_by_who_is_there, by_uneven_inputs_with_unused_parameters, by_the_allreduce_hook),
-    *(compressed_to_half, compressed_in_views, compressed_by_the_wrapper_of_a_hook),
-    *(compressed_by_the_hook_that_torch_builds_in, compressed_by_power_sgd, hooks_of_the_user),
-    *(a_hook_that_clears_the_gradient, copied, wrapped_again, loaded_from_the_other_kind),
+    one_bucket,
+    several_buckets,
+    bucket_views,
+    zeroed_in_place,
+    copied_by_the_bucket,
+    of_batch_norm,
+    buffers_left_alone,
+    channels_last,
+    of_several_dtypes,
+    not_synchronised_at_first,
+    parameters_sent_at_first,
+    in_a_group_of_its_own,
+    parameters_left_alone,
+    unused_here_and_there,
+    unused_in_a_static_graph,
+    frozen_and_freed,
+    accumulated,
+    accumulated_in_views,
+    accumulated_with_every_pass_exchanged,
+    two_forward_passes,
+    checkpointed,
+    checkpointed_by_the_old_kind,
+    checkpointed_several_times_in_a_static_graph,
+    evaluated_in_between,
+    by_uneven_inputs,
+    by_uneven_inputs_divided_by_who_is_there,
+    by_uneven_inputs_with_unused_parameters,
+    of_two_wrappers,
+    of_odd_parameters,
+    saved_whole,
+    copied,
+    wrapped_again,
+    loaded_from_the_other_kind,
 )
 
 

@@ -21,7 +21,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.accumulate import Entry, grad_is_left_alone
 from tracer.errors import NotInBackwardError
-from tracer.node import Node
+from tracer.node import Node, tensors_in
 from tracer.recording.grad_fn import as_grad_fn
 from tracer.recording.parents import any_node
 
@@ -154,3 +154,10 @@ def will_engine_execute_node(node: Any) -> bool:
     variable = getattr(node, "variable", None)  # torch's own node of a native leaf, which our sweep fills
     ours = None if variable is None else any_node(variable)
     return ours is not None and sweep.will_visit(ours)
+
+
+def in_flight(sweep: Any) -> list[torch.Tensor]:
+    """All gradients that a sweep holds."""
+    waiting = [g for _, buffer in sweep.leaves for g in buffer]
+    handed = [g for _, g in (*sweep.retained, *sweep.bridged)]
+    return [*tensors_in(list(sweep.grads.values())), *waiting, *handed, *sweep.found.values()]

@@ -36,12 +36,16 @@ def project_list(node: Node, step: Step | None, parents: tuple[Any, ...], result
     return projected
 
 
-def wrong_number(node: Node, step: Step, number: int) -> RuleResultError:
-    """The error for a joint formula that gave so many gradients, and not one for each of its inputs."""
-    return RuleResultError(
-        f"{origin_of(node, step)} returned {number} gradients for {len(step.parents)} inputs "
-        f"({', '.join(step.formula.wrt)}). Return one for each, None for a gradient of zero."
-    )
+def all_of(node: Node, step: Step, results: Any) -> Any:
+    """What a joint formula gave, None being a gradient of zero for each input; raises ``RuleResultError`` for too many or too few."""
+    if results is None:
+        return (None,) * len(step.parents)
+    if len(results) != len(step.parents):
+        raise RuleResultError(
+            f"{origin_of(node, step)} returned {len(results)} gradients for {len(step.parents)} inputs "
+            f"({', '.join(step.formula.wrt)}). Return one for each, None for a gradient of zero."
+        )
+    return results
 
 
 def check_tensor(node: Node, step: Step | None, result: Any) -> None:

@@ -14,8 +14,9 @@ Leaves are filled when the sweep has come through, so that a failed one leaves e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from functools import partial
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -34,14 +35,14 @@ from tracer.backprop.hooks import (
     tell_results_without_gradient,
 )
 from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
-from tracer.backprop.progress import Taker, begin, end, next_task
-from tracer.backprop.projecting import check_tensor, project_list, project_onto, wrong_number
+from tracer.backprop.progress import Taker, begin, end, in_flight, next_task
+from tracer.backprop.projecting import all_of, check_tensor, project_list, project_onto
 from tracer.backprop.takers import abandon, reach_leaf, settle
 from tracer.earlier_uses import check_earlier_uses
 from tracer.errors import FreedGraphError
 from tracer.graph import backward_order
 from tracer.naming import describe_node, say_where
-from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat, tensors_in
+from tracer.node import Bridge, CallNode, Extras, Leaf, Node, OpaqueNode, Output, flat
 from tracer.recording.levels import levels
 from tracer.recording.saved import reattach, release, saved_values
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -63,7 +64,7 @@ class Sweep:
         self.create_graph = create_graph
         #: Inside a level of torch.vmap one gradient may stand for a batch, and another not: nothing is added in place there.
         self.in_level = bool(levels.open)
-        #: Gradients that have arrived at a node that was not visited yet (a tuple of them for a call with several results).
+        #: Gradients that have arrived at a node that was not visited yet (a list of them for a call with several results).
         self.grads: dict[Node, Any] = {}
         #: Nodes that a rule answered None for: as in torch their gradient is zero, not missing. No memory is spent on it on the way.
         self.zero: set[Node] = set()
@@ -182,6 +183,7 @@ class Sweep:
         on_the_way = None if self.needed is None or self.targets is None else self.needed - self.targets
         narrow, filling = self.narrow, fast and self.targets is None
         common = not (narrow or recorded)
+        tensor: Any
         for node in order:
             # Fast lane: inlined copy of ``_visit_node`` for a call of the common kind without hooks.
             # Without it a step of small ops takes 9 % longer (as in `intercept`; `benchmarks/lanes.py`, 2026-11).
@@ -192,6 +194,8 @@ class Sweep:
                     if node in zero:
                         self._pass_zero_on(node)
                     continue
+                if type(grad) is list:
+                    grad = tuple(grad)
                 # 2 saved tensors
                 saved: Any = node.saved
                 if node.saved_versions:
@@ -233,17 +237,20 @@ class Sweep:
                 except Exception as error:
                     say_where(error, node)
                     raise
-                grad = saved = None  # let the buffers go before the next rule allocates its own
+                grad = saved = tensor = None  # let the buffers go before the next rule allocates its own
             elif filling and type(node) is Leaf and node in grads and node.extras is None and not node.adopted:
                 if (variable := node.variable) is not None:
                     self.leaves.append((variable, [take(node)]))  # the one reference, as in ``_visit_node``
+            elif filling and type(node) is Output and node in grads and node.extras is None:
+                self._gather_output(node, take(node))
             else:
                 self._visit_node(node)
 
     def _visit_node(self, node: Node) -> None:
         """The general lane: what a sweep does with any node."""
         # 1 gradient
-        grad = arrived = self.grads.pop(node, None)
+        grad: Any = self.grads.pop(node, None)
+        grad = arrived = cast(Any, tuple(grad) if type(grad) is list else grad)
         if grad is None and node in self.zero:
             grad = arrived = self._zero_at(node)
             if grad is None:
@@ -369,7 +376,7 @@ class Sweep:
 
     def _through_opaque(self, node: OpaqueNode, grad: Any, grad_inputs: dict[int, Any] | None) -> None:
         try:
-            results = node.grad_inputs(grad, self.create_graph, self._in_flight)
+            results = node.grad_inputs(grad, self.create_graph, partial(in_flight, self))
         except Exception as error:
             say_where(error, node)
             raise
@@ -377,15 +384,11 @@ class Sweep:
             release(node)
             node.let_go()
         for position, result in enumerate(results):
+            if type(result) is Tensor and not self.create_graph:
+                with DisableTorchFunctionSubclass():
+                    result = plain_alias(result)
             if result is not None or node.none_is_zero:
-                plain = plain_alias(result) if type(result) is Tensor and not self.create_graph else result
-                self._pass_on(node, None, position, plain, grad_inputs)
-
-    def _in_flight(self) -> list[torch.Tensor]:
-        """All gradients that the sweep holds."""
-        waiting = [g for _, buffer in self.leaves for g in buffer]
-        handed = [g for _, g in (*self.retained, *self.bridged)]
-        return [*tensors_in(list(self.grads.values())), *waiting, *handed, *self.found.values()]
+                self._pass_on(node, None, position, result, grad_inputs)
 
     def _zero_at(self, node: Node) -> Any:
         """The zero gradient of a node that no other gradient has reached: a tensor where someone will look at it, else passed on unseen."""
@@ -393,7 +396,8 @@ class Sweep:
             return node.zero_gradient
         if isinstance(node, Leaf):
             tensor = node.variable
-            return None if tensor is None else torch.zeros_like(plain_alias(tensor), requires_grad=False)
+            with DisableTorchFunctionSubclass():
+                return None if tensor is None else torch.zeros_like(plain_alias(tensor), requires_grad=False)
         extras = node.extras
         seen = extras is not None and (extras.hooks or extras.prehooks or extras.retain is not None)
         asked = self.targets is not None and node in self.targets
@@ -409,12 +413,15 @@ class Sweep:
 
     def _pass_all_on(self, node: CallNode, step: Step, results: Any, grad_inputs: dict[int, Any] | None) -> None:
         """``_pass_on`` for each result of a joint formula."""
-        if results is None:
-            results = (None,) * len(step.parents)
-        if len(results) != len(step.parents):
-            raise wrong_number(node, step, len(results))
-        for result, position in zip(results, step.parents, strict=True):
-            if position is not None:
+        grads, parents, direct = self.grads, node.parents, grad_inputs is None
+        for result, position in zip(all_of(node, step, results), step.parents, strict=True):
+            if position is None:
+                continue
+            parent = parents[position]
+            first = direct and type(result) is _PLAIN and type(parent) is not tuple and parent not in grads
+            if first and parent.shape == result.shape and result.dtype is parent.dtype:
+                grads[parent] = result
+            else:
                 self._pass_on(node, step, position, result, grad_inputs)
 
     def _pass_on(
@@ -465,10 +472,9 @@ class Sweep:
     def _gather_output(self, node: Output, grad: torch.Tensor) -> None:
         """Put the gradient of one of several results beside those of the others."""
         (call,) = node.parents
-        gathered = self.grads.get(call)
-        if gathered is None:
-            gathered = (None,) * len(call.outputs)
-        self.grads[call] = (*gathered[: node.index], grad, *gathered[node.index + 1 :])
+        if call not in self.grads:
+            self.grads[call] = [None] * len(call.outputs)
+        self.grads[call][node.index] = grad
 
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:

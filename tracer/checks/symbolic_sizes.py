@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from tracer.checks.compiled_steps.steps import Given, Step, differ, given_by
+from tracer.checks.compiled_steps.steps import Given, Step, differ, given_by, unseeded
 from tracer.checks.conformance.operators import operators, ways
 from tracer.checks.conformance.samples import OpSample, first_samples
 from tracer.checks.leaves import can_have_gradient, plain
@@ -109,9 +109,10 @@ def check(pattern: str, samples: int | None) -> Outcome:
     outcome = Outcome()
     for name, op in operators(pattern).items():
         function = next(way for way in ways(op) if way.name == "function")
-        for sample in first_samples(op, samples):
-            if any(isinstance(v, torch.Tensor) and v.requires_grad for v in sample.leaves):
-                hold(name, Step(function, sample), outcome)
+        with unseeded(function.function):
+            for sample in first_samples(op, samples):
+                if any(isinstance(v, torch.Tensor) and v.requires_grad for v in sample.leaves):
+                    hold(name, Step(function, sample), outcome)
     return outcome
 
 

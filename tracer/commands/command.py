@@ -16,7 +16,7 @@ from tracer.commands.progress import shown
 from tracer.commands.script import Script, exit_status
 from tracer.commands.watch import Watch
 from tracer.errors import ReportError
-from tracer.reports.report import Report
+from tracer.reports.report import Report, calls
 
 _DESCRIPTION = """\
 Run a script as it is, under a graph, and print a report after it.
@@ -97,7 +97,7 @@ def _positive(text: str) -> int:
 
 
 def _heading(options: argparse.Namespace, watch: Watch, elapsed: float) -> str:
-    counts = f"{watch.graph.recorded():,} calls recorded, {_passes(watch.passes)}, {elapsed:.1f} s"
+    counts = f"{calls(watch.graph.recorded())} recorded, {_passes(watch.passes)}, {elapsed:.1f} s"
     return f"{options.report} of {options.script}{f': {watch.about}' if watch.about else ''} ({counts})"
 
 
@@ -153,14 +153,22 @@ def _nothing_to_report(options: argparse.Namespace, watch: Watch) -> str:
         if options.track:
             return f"{told} --track did not reach its parameters: call nn.track(model) in the script."
         return f"{told} Let the parameters be tracked: {remedy}"
+    if watch.passes_elsewhere and not watch.passes:
+        return (
+            f"{_passes(watch.passes_elsewhere)}, all in other threads than the script's own: a graph notes the calls of the thread that "
+            f"opened it. Let the script train in its main thread."
+        )
     if options.step is not None and watch.passes:
         return f"There was no backward pass {options.step}: the script had {_passes(watch.passes)}."
     if not watch.graph.recorded():
         hint = "" if options.track else " Where it is stock torch code, add --track before its name."
         return f"Nothing was recorded: no call took a tracked tensor that requires grad.{hint}"
+    if watch.passes:
+        told = f"No backward pass could be asked about: {_passes(watch.passes)}, each of a loss without a history."
+        return f"{told} Ask where it ended: python -m tracer why {'--track ' if options.track else ''}{options.script}"
     return (
-        f"There is nothing to ask about: {watch.graph.recorded():,} calls were recorded, but backward() was never called, and at the end "
-        f"no tensor named loss has a history."
+        f"There is nothing to ask about: {calls(watch.graph.recorded())} recorded, but backward() was never called, and at the end "
+        f"there was no tensor named loss."
     )
 
 

@@ -78,9 +78,11 @@ def leaves_to_ask(models: Models, loss: torch.Tensor, variables: Variables) -> d
     return names
 
 
-def named_loss(variables: Variables) -> torch.Tensor | None:
-    """The tensor with a history that the script names ``loss``, in the innermost frame that has one."""
-    found = [scope.get("loss") for scope in variables]
+def named_loss(variables: Variables, *, with_history: bool = True) -> torch.Tensor | None:
+    """The tensor that the script names ``loss``, in the innermost frame that has one: one with a history, or one that has lost it."""
+    found = [loss for scope in variables if isinstance(loss := scope.get("loss"), torch.Tensor)]
+    if not with_history:
+        return next((loss for loss in found if not loss.requires_grad), None)
     return next((loss for loss in found if type(loss) is Tensor and loss._node is not None), None)
 
 

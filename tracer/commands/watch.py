@@ -31,8 +31,8 @@ class Watch:
         self.graph = Graph(sites=True, finite=options.report == "nan")
         self.models = Models()
         self.steps = StepTimes(options.by) if options.report == "timings" else None
-        #: How many backward passes have begun, of ours and of torch's own alone.
-        self.passes = self.native_passes = 0
+        #: How many backward passes have begun: of ours, of torch's own alone, and in other threads, into which the graph does not see.
+        self.passes = self.native_passes = self.passes_elsewhere = 0
         #: The newest report, and what it is about.
         self.report: Report[Any] | None = None
         self.about = ""
@@ -59,9 +59,13 @@ class Watch:
         self._open.close()
 
     def _before_backward(self, outputs: tuple[Any, ...], weights: tuple[Any, ...], tracked: bool) -> Callable[[], None]:
-        if self._busy or threading.get_ident() != self._thread:
+        if self._busy:
             return _nothing
-        if not tracked:
+        if threading.get_ident() != self._thread:
+            self.passes_elsewhere += 1
+            return _nothing
+        lost = not tracked and bool(self.graph.recorded()) and not any(_requires_grad(output) for output in outputs)
+        if not tracked and not lost:
             self.native_passes += 1
             return _nothing
         self.passes += 1
@@ -69,6 +73,9 @@ class Watch:
             return _nothing
         frame = user_frame()
         place = "" if frame is None else f", at {short_line(frame.f_code.co_filename)}:{frame.f_lineno}"
+        if lost:  # torch refuses such a pass: what is asked about is how the history was lost
+            self._ask_without_history(outputs[0], variables_of(frame), f"backward pass {self.passes}{place}")
+            return _nothing
         self._ask(_weighted(outputs, weights), variables_of(frame), f"backward pass {self.passes}{place}")
         self._recorded = self.graph.recorded()
         if self.report is not None and is_final(self.report, self.options):
@@ -81,7 +88,7 @@ class Watch:
         failed = error is not None and not (isinstance(error, SystemExit) and not error.code)
         if self.done or (self.report is not None and (self.options.step is not None or not failed)):
             return
-        if self.graph.recorded() == self._recorded or not len(self.graph):
+        if self.graph.recorded() == self._recorded:
             return
         variables: Variables = [namespace]
         trace = None if error is None else error.__traceback__
@@ -89,10 +96,24 @@ class Watch:
             variables.insert(0, trace.tb_frame.f_locals)
             trace = trace.tb_next
         loss = named_loss(variables)
-        if loss is None and self.options.report in NEEDS_LOSS:
-            return
         when = "when the script failed" if failed else "at the end of the script"
+        if (
+            loss is None
+            and self.options.report == "why"
+            and (lost := named_loss(variables, with_history=False)) is not None
+        ):
+            self._ask_without_history(lost, variables, f"what is alive {when}")
+            return
+        if not len(self.graph) or (loss is None and self.options.report in NEEDS_LOSS):
+            return
         self._ask(loss, variables, f"what is alive {when}, {'no loss' if loss is None else 'its loss'} included")
+
+    def _ask_without_history(self, loss: torch.Tensor, variables: Variables, about: str) -> None:
+        """Ask about a loss that has none: ``why`` finds where it ended; other reports are about what was recorded, without a loss."""
+        asked = self.options.report
+        if asked != "timings":
+            self._ask(loss if asked == "why" else None, variables, f"{about}, of a loss without a history")
+        self._recorded = self.graph.recorded()
 
     def _ask(self, loss: torch.Tensor | None, variables: Variables, about: str) -> None:
         self._busy = True
@@ -105,6 +126,11 @@ class Watch:
             self.failure = f"{about} could not be asked about: {error}"
         finally:
             self._busy = False
+
+
+def _requires_grad(output: Any) -> bool:
+    """Whether a backward pass can start from it: a gradient edge always has a history."""
+    return not isinstance(output, torch.Tensor) or output.requires_grad
 
 
 def _nothing() -> None:

@@ -55,7 +55,7 @@ def compile(
     first call runs eagerly where that makes their state. Learning rates are read at each call. For steps alone, not for modules.
 
     Raises ``CaptureError``, an ``UnsupportedError``, at the first call, for a step that does what no graph can hold: values that leave it,
-    branches and shapes that depend on values, optimiser steps, Python state that changes. ``step.explain()`` tells of its graphs.
+    branches and shapes that depend on values, optimiser steps, Python state that changes at each call. ``explain()`` tells of its graphs.
     """
     given = [modules] if isinstance(modules, torch.nn.Module) else modules
     if isinstance(step, torch.nn.Module):
@@ -77,9 +77,9 @@ def export_graph(
     """The graph of one call of ``step``, forward and backward, as ATen ops; nothing is run.
 
     Its inputs are the tensors that the step reaches and its tensor arguments, those that it uses, named after what they are; its results
-    gradients first, then what the step returned. ``node.meta["origin"]`` has the module, the line and, in backward, the rule of each call;
-    ``print_readable()`` shows them. With ``dynamic`` the sizes of arguments are symbols, and ``graph.meta["conditions"]`` says what they
-    have to fulfil. Raises ``CaptureError`` as ``tracer.compile`` does.
+    gradients first, then what the step returned, then what it would leave in a cache. ``node.meta["origin"]`` has the module, the line
+    and, in backward, the rule of each call; ``print_readable()`` shows them. With ``dynamic`` the sizes of arguments are symbols, and
+    ``graph.meta["conditions"]`` says what they have to fulfil. Raises ``CaptureError`` as ``tracer.compile`` does.
     """
     given = [modules] if isinstance(modules, torch.nn.Module) else modules
     compiled = CompiledStep(step, given, "replay", dynamic, False)

@@ -5,6 +5,7 @@ The step runs once on tensors without values, which stand in for the real ones. 
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -13,7 +14,8 @@ from typing import Any
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off
+from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off, storage_key
+from tracer.compiled.around import Around, noting
 from tracer.compiled.functional import functionalised
 from tracer.compiled.key import key_of_tensor
 from tracer.compiled.layouts import DenseAlone
@@ -22,12 +24,14 @@ from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.observed import Observer, run_observed
 from tracer.compiled.optimizers import Hyperparameters, stepping
 from tracer.compiled.origins import Origins, name_nodes
+from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.random_numbers import random_numbers
-from tracer.compiled.refusals import Watch, refusing
+from tracer.compiled.refusals import refusing
 from tracer.compiled.respelled import Respelled
 from tracer.compiled.simplify import simplified, written_inputs
 from tracer.compiled.standing_in import Original, standing_in
 from tracer.compiled.symbolic import Dims, Stage
+from tracer.compiled.turns import capturing
 from tracer.errors import CaptureError
 from tracer.graph import Graph
 from tracer.tracked_tensor import Tensor, plain_alias
@@ -46,6 +50,22 @@ class Returned:
     tracked: bool = False
     #: It had a history when the step returned it.
     history: bool = False
+    #: Of a tensor that the step made, the position of its ``.grad`` among the results.
+    grad: int | None = None
+
+
+@dataclass
+class Handed:
+    """Gradients that somebody takes once the graph has run."""
+
+    give: Callable[[Sequence[list[Any]]], None]
+    #: As in ``Captured``, of the time before.
+    grads: list[tuple[int, int]]
+    cleared: list[int]
+    #: Positions among the results; None where no gradient came.
+    taken: list[int | None]
+    #: Tensors whose ``.grad`` was filled by such before: what the step adds to it is added.
+    filled: frozenset[int]
 
 
 @dataclass
@@ -75,10 +95,21 @@ class Captured:
     looks_at_offset: bool
     #: What looked on.
     observer: Observer
+    #: What is done before each run.
+    around: Around
+    #: Who takes gradients after it, in order, and whose ``.grad`` these fill.
+    handed: list[Handed]
+    filled: frozenset[int]
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
+    #: Tensors that the step has made and that somebody keeps, with their positions among the results.
+    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    #: The results of the graph that are inputs of it.
+    passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
+    #: What the step leaves in Python's objects.
+    writes: PythonWrites | None = None
 
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
@@ -101,9 +132,19 @@ class _Run:
     rebuild: Rebuild = lambda leaves: leaves[0]
     grads: list[tuple[int, int]] = field(default_factory=list)
     cleared: list[int] = field(default_factory=list)
+    handed: list[Handed] = field(default_factory=list)
+    filled: frozenset[int] = frozenset()
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
+    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+
+    def gradients(self) -> list[int]:
+        """Which results are gradients."""
+        found = [at for _, at in self.grads]
+        for handed in self.handed:
+            found += [at for _, at in handed.grads] + [at for at in handed.taken if at is not None]
+        return found
 
 
 def capture_step(
@@ -112,45 +153,41 @@ def capture_step(
     names: Sequence[str],
     grads: Sequence[torch.Tensor | None],
     dims: Dims,
+    keep: Callable[[], list[torch.Tensor]] = list,
     optimizers: Sequence[Hyperparameters] | None = None,
 ) -> Captured:
-    """Run ``call`` once with stand-ins for ``tensors``, and return its graph.
+    """Run ``call`` once with stand-ins for ``tensors``, and return its graph. Raises ``CaptureError`` for what no graph can hold.
 
-    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``optimizers``:
-    those that may step inside. Raises ``CaptureError`` for what
-    no graph can hold.
+    ``grads``: the ``.grad`` of each that is to be there at the start. ``dims``: which sizes are symbolic. ``keep`` finds tensors that
+    somebody keeps; those that the step has made are results too. ``optimizers``: those that may step inside.
     """
-    run, written, observer = _Run(), list[int](), Observer()
-    given = [(i, grad) for i, grad in enumerate(grads) if grad is not None]
+    run, written, observer, around = _Run(), list[int](), Observer(), Around()
+    given = {i: grad for i, grad in enumerate(grads) if grad is not None}
 
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
-            with DisableTorchFunctionSubclass():
-                for (i, _), wrapper in zip(given, wrappers[len(tensors) :], strict=True):
-                    _GRAD.__set__(tensors[i], wrapper)
-            with _watched(tensors, optimizers, stage) as watch:
+            _fill_at_first(tensors, before := dict(zip(given, wrappers[len(tensors) :], strict=True)))
+            with stepping(optimizers, stage.shapes), _watched(tensors, around, run):
                 value = run_observed(call, observer)
-            run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
-                _collect(run, value, originals, dict(zip((i for i, _ in given), wrappers[len(tensors) :], strict=True)))
+                _collect(run, value, around, originals, before)
+                _collect_kept(run, keep(), value, originals)
         return run.results
 
     stage = Stage(dims)
-    all_names = [*names, *(f"grad_of_{names[i]}" for i, _ in given)]
+    all_names = [*names, *(f"grad_of_{names[i]}" for i in given)]
     with DisableTorchFunctionSubclass():
-        offered = [*tensors, *(grad for _, grad in given)]
-        examples = [stage.without_values(i, *pair) for i, pair in enumerate(zip(offered, all_names, strict=True))]
+        pairs = zip([*tensors, *given.values()], all_names, strict=True)
+        examples = [stage.without_values(i, *pair) for i, pair in enumerate(pairs)]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
-    with Graph(sites=True), cudnn_off():
+    with capturing(), Graph(sites=True), cudnn_off():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
-    run.looks_at_offset |= any(
-        getattr(node.target, "_opname", "").startswith("as_strided") for node in graph.graph.nodes
-    )
+    run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))
     strangers = _strangers(graph)
-    graph, used = simplified(graph, [at for _, at in run.grads])
+    graph, used = simplified(graph, run.gradients())
     name_nodes(graph.graph, [all_names[i] for i in used])
     graph.recompile()
     return Captured(
@@ -160,34 +197,47 @@ def capture_step(
         run.returned,
         run.rebuild,
         run.grads,
-        [i for i, _ in given],
+        [*given],
         run.turned,
         run.cleared,
         sorted({*written, *written_inputs(graph.graph, used)}),
         run.looks_at_grad,
         run.looks_at_offset,
         observer,
+        around,
+        run.handed,
+        run.filled,
         stage,
+        run.kept,
+        _passed_on(graph.graph),
         strangers,
     )
 
 
 @contextmanager
-def _watched(
-    tensors: Sequence[torch.Tensor], optimizers: Sequence[Hyperparameters] | None, stage: Stage
-) -> Iterator[Watch]:
+def _watched(tensors: Sequence[torch.Tensor], around: Around, run: _Run) -> Iterator[None]:
     """While the step runs: what is refused, and what sees its calls on their way into the graph."""
     order = MemoryOrder()
-    with (
-        stepping(optimizers, stage.shapes),
-        refusing(tensors, order) as watch,
-        random_numbers(),
-        Respelled(),
-        order,
-        Origins(),
-        DenseAlone(),
-    ):
-        yield watch
+    looking_on = refusing(tensors, order, around.handed)
+    with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
+        yield
+    run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
+
+
+def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]) -> None:
+    with DisableTorchFunctionSubclass():
+        for i, grad in grads.items():
+            _GRAD.__set__(tensors[i], grad)
+
+
+def _passed_on(graph: torch.fx.Graph) -> frozenset[int]:
+    """The results that are inputs."""
+    outputs: Any = graph.output_node().args[0]
+    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder")
+
+
+def _looks_at_offset(node: torch.fx.Node) -> bool:
+    return getattr(node.target, "_opname", "").startswith("as_strided")
 
 
 def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> None:
@@ -197,6 +247,11 @@ def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> Non
                 f"the step writes a value with a history into {name}, of shape {tuple(original.tensor.shape)}, and leaves it there: the "
                 f"next step would go back into this one. Write x.detach(), or under torch.no_grad()."
             )
+        if original.has_other_hooks:
+            raise CaptureError(
+                f"the step leaves other hooks on {name}, of shape {tuple(original.tensor.shape)}, than there were: a graph would not, and "
+                f"each later call would find them. Register and remove hooks outside of the step, or remove them in it again."
+            )
         if original.is_another:
             raise CaptureError(
                 f"the step gives {name} other memory or another shape (.data =, set_, resize_, t_, unsqueeze_), and a graph only writes "
@@ -204,8 +259,38 @@ def _check_originals(originals: Sequence[Original], names: Sequence[str]) -> Non
             )
 
 
-def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
+def _collect_handed(run: _Run, around: Around, originals: Sequence[Original], given: dict[int, torch.Tensor]) -> None:
+    """Note the gradients that somebody takes, pass by pass. From then on what ``.grad`` was at the start says nothing of a leaf."""
+    places = {id(original.tensor): position for position, original in enumerate(originals)}
+    for handing in around.handings:
+        handed = Handed(handing.give, [], [], [], run.filled)
+        for leaf, grad in handing.before:
+            position = places.get(id(leaf))
+            if position is None:
+                raise CaptureError(
+                    f"a parameter of shape {tuple(leaf.shape)} of a wrapped module is not reached by the step as one of a module: name its "
+                    f"module (modules=[...])."
+                )
+            before = given.pop(position, None)
+            if grad is not None and grad is not before:
+                handed.grads.append((position, len(run.results)))
+                run.results.append(plain_alias(grad))
+            elif grad is None and before is not None:
+                handed.cleared.append(position)
+        for gradient in handing.gradients:
+            handed.taken.append(None if gradient is None else len(run.results))
+            if gradient is not None:
+                run.results.append(plain_alias(gradient))
+        run.handed.append(handed)
+        run.filled |= {places[id(leaf)] for leaf, _ in handing.before}
+    around.handings.clear()
+
+
+def _collect(
+    run: _Run, value: Any, around: Around, originals: Sequence[Original], given: dict[int, torch.Tensor]
+) -> None:
     """Note what came out: gradients first, then what was returned, which may be the same tensors."""
+    _collect_handed(run, around, originals, given)
     of_grad: dict[int, int] = {}
     for position, original in enumerate(originals):
         if original.requires_grad != original.required_grad:
@@ -227,7 +312,7 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
             run.returned.append(Returned("result", len(run.results)))
             run.results.append(leaf)
         elif not isinstance(leaf, torch.Tensor):
-            if not isinstance(leaf, _SIMPLE):
+            if not isinstance(leaf, (*_SIMPLE, enum.Enum)):
                 raise CaptureError(
                     f"the step returns a {type(leaf).__qualname__}, of which a graph knows nothing. Return tensors and plain values, in "
                     f"tuples, lists, dictionaries or dataclasses."
@@ -238,9 +323,28 @@ def _collect(run: _Run, value: Any, originals: Sequence[Original], given: dict[i
         elif id(leaf) in of_grad:
             run.returned.append(Returned("grad", of_grad[id(leaf)]))
         else:
-            tracked = type(leaf) is Tensor
-            run.returned.append(Returned("result", len(run.results), tracked, tracked and leaf.requires_grad))
-            run.results.append(plain_alias(leaf))
+            tracked, at, grad = type(leaf) is Tensor, len(run.results), _GRAD.__get__(leaf)
+            run.results += [plain_alias(value) for value in (leaf, grad) if value is not None]
+            history = tracked and leaf.requires_grad
+            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1))
+
+
+def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:
+    """Note the tensors that the step has made and that somebody keeps. They are given memory of their own."""
+    known = set(map(id, [original.tensor for original in originals]))
+    returned = [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)] if kept else []
+    taken = {storage_key(tensor) for tensor in [*(original.tensor for original in originals), *returned]}
+    for tensor in kept:
+        if id(tensor) in known:
+            continue
+        if storage_key(tensor) in taken:
+            raise CaptureError(
+                f"the step keeps a tensor of shape {tuple(tensor.shape)} that shares its memory with another one that is kept, given or "
+                f"returned: in a graph they are two. Keep a copy (x.clone()), or fill the cache before the step is compiled."
+            )
+        taken.add(storage_key(tensor))
+        run.kept.append((tensor, len(run.results)))
+        run.results.append(plain_alias(tensor))
 
 
 def _strangers(graph: torch.fx.GraphModule) -> list[torch.Tensor]:

@@ -64,6 +64,8 @@ def checked_call(graph: StepGraph, step: Callable[[], Any], tensors: list[torch.
         after = _Moment(tensors)
     finally:
         before.restore()
+        if graph.captured.writes is not None:
+            graph.captured.writes.undo()
     if graph.draws and not isinstance(graph.run, Replay):
         compiled, graph.run = graph.run, Replay(graph.captured.graph)
         try:
@@ -89,6 +91,8 @@ def checked_module_call(graph: ModuleGraph, module: Callable[[], Any], tensors: 
         after = _Moment(tensors)
     finally:
         before.restore()
+        if graph.captured.writes is not None:
+            graph.captured.writes.undo()
     compared = graph.replayed() if graph.draws else graph
     try:
         _compare(graph, _results_and_gradients(compared(tensors, tensors), tensors), expected, after, before)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import array
+import ctypes
 import functools
 import types
 from collections import deque
@@ -22,6 +24,16 @@ DESCRIPTORS = (
     types.WrapperDescriptorType,
     types.MethodDescriptorType,
 )
+#: Memory outside of Python's objects, compared by value at each call.
+MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
+#: The most bytes of such memory that a call looks at.
+BYTES = 1 << 16
+#: What torch runs around every module, whichever it is.
+GLOBAL_HOOKS = [
+    held
+    for name, held in vars(torch.nn.modules.module).items()
+    if name.startswith(("_global_forward", "_global_backward")) and isinstance(held, dict)
+]
 
 
 def slots(value: Any) -> frozenset[str]:

@@ -10,18 +10,26 @@ from typing import Any
 import torch
 
 from ops_registry.scopes import note_applied, rules_applied
-from ops_registry.torch_private import DisableTorchFunctionSubclass, set_grad_enabled, storage_key
+from ops_registry.torch_private import (
+    DisableTorchFunctionSubclass,
+    in_data_parallel_forward,
+    set_grad_enabled,
+    storage_key,
+)
 from tracer.backprop.accumulate import accumulate
 from tracer.compiled.backends import Backend, Run, build
-from tracer.compiled.capture import Captured, Returned, capture_step
+from tracer.compiled.capture import Captured, Handed, Returned, capture_step
+from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
-from tracer.compiled.optimizers import Hyperparameters
+from tracer.compiled.python_writes import PythonWrites, find_writes, give_memory, refusal
 from tracer.compiled.random_numbers import draws
-from tracer.compiled.reached import Reached
+from tracer.compiled.reached import ARGUMENT, Reached
+from tracer.compiled.replay import Replay
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
+from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
@@ -57,6 +65,21 @@ class StepGraph:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
         captured = self.captured
         self.calls += 1
+        for prepare in captured.around.prepare:
+            prepare()
+        values = self._values(tensors)
+        if captured.handed:
+            values = list(values)
+            for handed in captured.handed:
+                _hand_over(handed, captured, tensors, values)
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            _fill(captured, captured.looks_at_grad, tensors, values)
+        with DisableTorchFunctionSubclass():
+            return captured.rebuild([_returned(captured, leaf, tensors, values) for leaf in captured.returned])
+
+    def _values(self, tensors: list[torch.Tensor]) -> Any:
+        """The results of the graph."""
+        captured = self.captured
         if self.applied:
             note_applied(self.applied)
         mode = torch.is_grad_enabled()
@@ -67,31 +90,49 @@ class StepGraph:
                 if self.strangers or captured.given:
                     offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
                 inputs = [offered[i] for i in captured.used]
-                if self.calls == 1:  # torch's compiler looks for aliases then, and refuses any class but its own
+                if self.calls == 1 and not isinstance(
+                    self.run, Replay
+                ):  # compilers look for aliases then, and refuse other classes
                     inputs = [plain_alias(tensor) for tensor in inputs]
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)
                 values = self.run(*inputs)
-                _fill(captured, tensors, values)
+                for position, wanted in captured.turned:
+                    tensors[position].requires_grad_(wanted)
+                if captured.writes is not None:
+                    captured.writes.do()
+                    for tensor, at in captured.kept:
+                        tensor.copy_(values[at])
+                return values
             finally:
                 set_grad_enabled(mode)
-            return captured.rebuild([_returned(leaf, tensors, values) for leaf in captured.returned])
 
 
-def _fill(captured: Captured, tensors: list[torch.Tensor], values: Any) -> None:
-    for position, wanted in captured.turned:
-        tensors[position].requires_grad_(wanted)
-    for position, at in captured.grads:
+def _fill(found: Captured | Handed, replaces: bool, tensors: list[torch.Tensor], values: Any) -> None:
+    """Fill ``.grad``; what is there is another's where ``replaces`` is false, or somebody has filled it since the graph began."""
+    for position, at in found.grads:
         tensor = tensors[position]
-        if captured.looks_at_grad or _GRAD.__get__(tensor) is None:
+        if (replaces and position not in found.filled) or _GRAD.__get__(tensor) is None:
             _GRAD.__set__(tensor, values[at])
         else:
             accumulate([(tensor, [values[at]])])
-    for position in captured.cleared:
+    for position in found.cleared:
         _GRAD.__set__(tensors[position], None)
 
 
-def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
+def _hand_over(handed: Handed, captured: Captured, tensors: list[torch.Tensor], values: list[Any]) -> None:
+    """Give away the gradients of one backward pass: nobody else knows their memory any more."""
+    with DisableTorchFunctionSubclass(), torch.no_grad():
+        _fill(handed, captured.looks_at_grad, tensors, values)
+    gradients: list[list[Any]] = []
+    for at in handed.taken:
+        gradients.append([] if at is None else [values[at]])
+        if at is not None:
+            values[at] = None
+    handed.give(gradients)
+
+
+def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
     if leaf.kind == "value":
         return leaf.at
     if leaf.kind == "input":
@@ -99,10 +140,21 @@ def _returned(leaf: Returned, tensors: list[torch.Tensor], values: Any) -> Any:
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
+    if leaf.at in captured.passed_on:  # the step returns x.detach(): another object in the same memory
+        value = plain_alias(value)
+    if leaf.grad is not None:
+        _GRAD.__set__(value, values[leaf.grad])
     if not leaf.tracked:
         return value
-    node = RaisingNode("compiled_step", _ended, (), value.shape, value.dtype) if leaf.history else None
-    return become_tracked(value, node)
+    return become_tracked(value, _end_of_history(captured, tensors, value) if leaf.history else None)
+
+
+def _end_of_history(captured: Captured, tensors: list[torch.Tensor], value: torch.Tensor) -> RaisingNode:
+    """Behind a result: leads to all that the step was given, so that a sweep to any of that meets it."""
+    given = [tensors[i] for i in captured.used if i < len(tensors)]
+    wanted = [t for t in given if type(t) is Tensor or (t.requires_grad and not in_data_parallel_forward(t))]
+    parents = tuple([node for node in map(any_node, wanted) if node is not None])
+    return RaisingNode("compiled_step", _ended, parents, value.shape, value.dtype)
 
 
 def _ended() -> Exception:
@@ -140,7 +192,8 @@ def make_graph(
     offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
     with DisableTorchFunctionSubclass():
         examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
-    run = build(backend, captured.graph, examples)
+    # A step that writes Python's state runs so once, as a rule: a compiler would not be worth its time.
+    run = build(backend if captured.writes is None else "replay", captured.graph, examples)
     seconds = built - started, time.perf_counter() - built
     conditions = captured.stage.conditions() if dims else None  # a compiler adds some
     return StepGraph(captured, run, names, strangers, rules_applied(), *seconds, draws(captured.graph), conditions)
@@ -158,6 +211,11 @@ def checked_capture(
         _check_kind(tensor, name)
     if reached.opaque:
         name, kind = reached.opaque[0]
+        if kind == "a file":
+            raise CaptureError(
+                f"{name}, a file, is reached by the step: a graph would neither read nor write there. Read what the step needs outside of "
+                f"it, and pass that as an argument; return what is to be written."
+            )
         raise CaptureError(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
@@ -167,24 +225,61 @@ def checked_capture(
         raise CaptureError(
             f"{name} is used in a full step: {reason}, and a graph would not do it again. Use it outside: after the compiled step."
         )
+    captured, strangers, writes = _observed_capture(call, reached, tensors, names, dims)
+    if writes is not None and writes.made:
+        captured, strangers, writes = _observed_capture(
+            call, reached, tensors, names, dims, lambda: reached.again().made
+        )
+    captured.writes = writes
+    return captured, strangers
+
+
+def _observed_capture(
+    call: Callable[[], Any],
+    reached: Reached,
+    tensors: list[torch.Tensor],
+    names: list[str],
+    dims: Dims,
+    keep: Callable[[], list[torch.Tensor]] = list,
+) -> tuple[Captured, list[torch.Tensor], PythonWrites | None]:
+    """One capture, and what else the step did meanwhile. All is put back."""
     try:
-        captured, strangers = _capture(call, tensors, names, dims, reached.stepping)
-        _refuse_homeless(captured, reached, tensors)
-        if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
-            raise CaptureError(
-                "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the start: a "
-                "graph with symbolic sizes does not know that. Give it a copy (x.clone())."
-            )
-        offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
-        refuse_shared_memory(captured, offered, names)
-        _refuse_observed(captured.observer, reached)
+        with same_thread():
+            captured, strangers = _capture(call, reached, tensors, names, dims, keep)
+        try:
+            _refuse_homeless(captured, reached, tensors)
+            if dims and captured.looks_at_offset and any(tensors[position].storage_offset() for position in dims):
+                raise CaptureError(
+                    "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the "
+                    "start: a graph with symbolic sizes does not know that. Give it a copy (x.clone())."
+                )
+            offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+            refuse_shared_memory(captured, offered, names)
+            _refuse_observed(captured.observer, reached)
+            for position in captured.written:
+                if position < len(tensors) and id(tensors[position]) in captured.around.kept:
+                    raise captured.around.kept[id(tensors[position])]()
+            with DisableTorchFunctionSubclass():
+                writes = find_writes(reached, tensors[len(reached.tensors) :], bool(dims))
+        finally:
+            elsewhere = captured.observer.changed()
     finally:
         reached.put_back()
     with DisableTorchFunctionSubclass():
         seen = reached.extend(captured.observer.seen())
+        captured.observer.forget()
     if seen is not None:
         raise MetMore(seen)
-    return captured, strangers
+    if writes is not None and not reached.unchanged():
+        raise writes.refusal()
+    unknown = [name for name, held, key in elsewhere if not reached.guards.covers(held, key)]
+    if unknown:
+        raise refusal(unknown[0])
+    if writes is not None and captured.kept:
+        if set(map(id, writes.made)) != {id(tensor) for tensor, _ in captured.kept}:
+            raise writes.refusal()
+        give_memory(writes.made)
+    return captured, strangers, writes
 
 
 def _refuse_observed(observer: Observer, reached: Reached) -> None:
@@ -197,21 +292,15 @@ def _refuse_observed(observer: Observer, reached: Reached) -> None:
             f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
             f"Draw them outside and pass them as arguments, or use torch's."
         )
-    changed, changed_elsewhere = reached.changes(), observer.changed()
-    if changed or changed_elsewhere:
-        raise CaptureError(
-            f"the step changes {changed or changed_elsewhere}, and a graph would not: each later call would find it as it is now. Keep it "
-            f"outside of the step, or in a buffer that is written in place. (If the step only fills a cache, run it once before it is "
-            f"compiled.)"
-        )
 
 
 def _capture(
     call: Callable[[], Any],
+    reached: Reached,
     tensors: list[torch.Tensor],
     names: list[str],
     dims: Dims,
-    optimizers: Sequence[Hyperparameters] | None,
+    keep: Callable[[], list[torch.Tensor]],
 ) -> tuple[Captured, list[torch.Tensor]]:
     """The graph, and the tensors that the step takes from places that nobody could see: these are inputs of the graph too."""
     strangers: list[torch.Tensor] = []
@@ -219,10 +308,12 @@ def _capture(
     while True:
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
-        captured = capture_step(call, offered, all_names, grads + [None] * len(strangers), dims, optimizers)
+        given = grads + [None] * len(strangers)
+        captured = capture_step(call, offered, all_names, given, dims, keep, reached.stepping)
         if captured.looks_at_grad and not captured.given:
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):
+                _put_back(captured.observer, reached)
                 continue
         if not captured.strangers:
             return captured, strangers
@@ -231,9 +322,17 @@ def _capture(
         if strangers:
             raise CaptureError(
                 f"a tensor of shape {tuple(captured.strangers[0].shape)} comes into the step from outside of torch's calls (NumPy, a data "
-                f"loader, a file): it would be that of the first call for ever. Make it outside, and pass it as an argument."
+                f"loader, a file, another thread, a parameter that is made there): it would be that of the first call for ever. Make it "
+                f"outside, and pass it as an argument."
             )
         strangers += found.values()
+        _put_back(captured.observer, reached)
+
+
+def _put_back(observer: Observer, reached: Reached) -> None:
+    """The step finds all as it was when it runs once more."""
+    observer.changed()
+    reached.put_back()
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:
@@ -251,11 +350,13 @@ def _check_kind(tensor: torch.Tensor, name: str) -> None:
 
 def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.Tensor]) -> None:
     """Tensors that require grad belong to a module, or are arguments: others may be exchanged without anybody's notice."""
-    taken = {*captured.used, *(position for position, _ in captured.grads)}
+    grads = [*captured.grads, *(pair for handed in captured.handed for pair in handed.grads)]
+    taken = {*captured.used, *(position for position, _ in grads)}
     for position in sorted(taken):
         if position < len(reached.tensors) and id(tensors[position]) not in reached.in_modules:
             tensor = tensors[position]
-            if tensor.requires_grad and id(tensor) not in reached.arguments:
+            given = id(tensor) in reached.arguments or reached.names[position].startswith(ARGUMENT)
+            if tensor.requires_grad and not given:
                 raise CaptureError(
                     f"{reached.names[position]}, a tensor of shape {tuple(tensor.shape)} that requires grad, is closed over and in no "
                     f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "

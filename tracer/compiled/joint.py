@@ -137,7 +137,7 @@ class _Forward:
                 f"cannot be repeated outside of the graph (a replaced rule, a hook, another dtype, a write). Return a clone of it."
             )
         place = leaf.shape, leaf.stride(), leaf.storage_offset() - base.storage_offset()
-        return Part("view", position, tracked, history, place, write_ban(leaf))
+        return Part("view", position, tracked, history, place=place, ban=write_ban(leaf))
 
 
 def _node_of(tensor: torch.Tensor) -> Node | None:
@@ -179,6 +179,8 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
     run = _Forward(call, tensors, names)
     forward, strangers = checked_capture(run, reached, tensors, names, {})
     _refuse_own_backward(forward, names)
+    if forward.writes is not None and forward.writes.made:
+        raise forward.writes.refusal()
     differentiable = [part.at for part in _distinct(run.parts) if part.history]
     made = Joint(forward, forward, strangers, [], run.parts, run.rebuild, len(run.own), differentiable, [], [], [])
     if not differentiable:
@@ -231,6 +233,11 @@ def _dense(value: torch.Tensor) -> tuple[int, ...]:
 
 
 def _refuse_own_backward(captured: Captured, names: Sequence[str]) -> None:
+    if captured.around.prepare:
+        raise CaptureError(
+            "a module in DistributedDataParallel is called by a compiled module, whose graphs exchange neither gradients nor buffers. Wrap "
+            "the compiled module (DistributedDataParallel(tracer.compile(module))), or compile the step that calls the wrapper."
+        )
     changed = [
         *(position for position, _ in captured.grads), *captured.cleared, *(position for position, _ in captured.turned)
     ]  # fmt: skip

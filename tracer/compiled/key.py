@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import enum
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,12 +13,16 @@ import torch
 from ops_registry.registry import changes
 from ops_registry.scopes import rules_in_force
 from ops_registry.torch_private import (
+    SWITCHES,
     DisableTorchFunctionSubclass,
-    count_modes,
+    asks_of_switches,
+    attention_order,
+    precision_of,
     saved_tensors_hooks,
     storage_key,
     transform_level,
 )
+from tracer.compiled.aside import default_devices
 from tracer.compiled.layouts import check_layouts
 from tracer.errors import CaptureError
 from tracer.recording.fallback import fallback_active
@@ -43,11 +48,11 @@ _BY_TEXT = frozenset({float, complex, range, slice})
 #: Modules whose objects do not change.
 _VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 
-#: The names of what ``key_of_thread`` gives.
+#: The names of what ``key_of_thread`` gives. A compiler has the number of threads in its code.
 THREAD = (
     "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
-    "default dtype", "deterministic algorithms", "precision of float32 products", "hooks on saved tensors", "open modes", "anomaly mode",
-    "fallback", "cuDNN's benchmark and determinism", "fused attention",
+    "default dtype", "deterministic algorithms", "hooks on saved tensors", "default device", "anomaly mode", "fallback",
+    "number of threads", f"switches of backends ({', '.join(SWITCHES)})", "precision of float32 products on CUDA, and on the CPU",
 )  # fmt: skip
 
 #: The names of what is known of an argument without its values.
@@ -81,7 +86,6 @@ def key_of_thread() -> tuple[Any, ...]:
             "a compiled step was called inside of torch.vmap, or of another transform: it fills .grad, which stands for no batch. Call the "
             "step itself there, or put the transform inside of the step."
         )
-    cuda = torch.backends.cuda
     return (
         rules_in_force(),
         changes.version,
@@ -92,14 +96,41 @@ def key_of_thread() -> tuple[Any, ...]:
         torch.is_autocast_cache_enabled(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        torch.get_float32_matmul_precision(),
         saved_tensors_hooks(True),
-        count_modes(),
+        default_devices(),
         torch.is_anomaly_enabled(),
         fallback_active(),
-        (torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
-        (cuda.flash_sdp_enabled(), cuda.mem_efficient_sdp_enabled(), cuda.math_sdp_enabled()),
+        torch.get_num_threads(),
+        (*[ask() for ask in asks_of_switches], *attention_order()),
+        (precision_of("cuda", "matmul"), precision_of("mkldnn", "matmul")),
     )
+
+
+#: What puts back what a step has left changed.
+_PUT_BACK: dict[str, Callable[[Any], Any]] = {
+    "grad mode": torch.set_grad_enabled,
+    "default dtype": torch.set_default_dtype,
+    "deterministic algorithms": torch.use_deterministic_algorithms,
+}
+
+
+@contextmanager
+def same_thread() -> Iterator[None]:
+    """Raise ``CaptureError`` where the block leaves the state of this thread another one; what can be put back is put back."""
+    before = key_of_thread()
+    changed: list[str] = []
+    try:
+        yield
+    finally:
+        for name, old, new in zip(THREAD, before, key_of_thread(), strict=True):
+            if old != new:
+                changed.append(name)
+                _PUT_BACK.get(name, bool)(old)
+    if changed:
+        raise CaptureError(
+            f"the step leaves another state behind ({', '.join(changed)}), and a graph would not. Set it outside of the step, or for a "
+            f"block in it (with torch.no_grad(): ...)."
+        )
 
 
 def key_of_arguments(leaves: Sequence[Any], spec: Any, places: dict[int, int]) -> tuple[Any, ...]:

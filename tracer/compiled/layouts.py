@@ -40,13 +40,13 @@ def check_layouts(tensors: Sequence[torch.Tensor], names: Sequence[str]) -> None
         if not _is_dense(tensor):
             raise CaptureError(
                 f"{name} is a tensor that is not dense ({_kind(tensor)}): a captured step takes dense ones. Convert it (to_dense(), "
-                f"to_padded_tensor()), or run the step eagerly."
+                f"to_padded_tensor(), dequantize()), or run the step eagerly."
             )
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided and not tensor.is_nested
+    return tensor.layout is torch.strided and not tensor.is_nested and not tensor.is_quantized
 
 
 def _kind(tensor: torch.Tensor) -> str:
-    return "nested" if tensor.is_nested else str(tensor.layout)
+    return "nested" if tensor.is_nested else "quantized" if tensor.is_quantized else str(tensor.layout)

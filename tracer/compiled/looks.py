@@ -41,8 +41,8 @@ class Look:
         self._reached: Reached | None = None
         self._roots: tuple[Any, ...] = ()
         self._guards: Any = None
-        # The walk is kept with its number, since ids stand for what it found.
-        self._states: dict[Any, tuple[int, Reached]] = {}
+        # With its number what the ids in it stand for; not the walk, which holds tensors.
+        self._states: dict[Any, tuple[int, list[Any]]] = {}
 
     def at(self, roots: tuple[Any, ...]) -> Reached:
         """What the step reaches now, through ``roots`` among its arguments too; walked anew only where something is not what it was."""
@@ -80,6 +80,6 @@ class Look:
         ]
         key = tuple(reached.facts), tuple(tensors)
         if key not in self._states:
-            self._states[key] = next(_numbers), reached
+            self._states[key] = next(_numbers), reached.kept
         self.state, _ = self._states[key]
         return reached

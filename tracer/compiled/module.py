@@ -7,19 +7,17 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.nn.parameter import is_lazy
 
-from ops_registry.scopes import watched
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
-    dual_level,
     pop_saved_tensors_hooks,
     push_saved_tensors_hooks,
     saved_tensors_hooks,
     transform_level,
     tree_map,
 )
+from tracer.compiled.aside import steps_aside
 from tracer.compiled.backends import Backend
 from tracer.compiled.check import checked_module_call
 from tracer.compiled.families import Family
@@ -27,6 +25,7 @@ from tracer.compiled.module_graph import ModuleGraph, make_module_graph
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
 from tracer.compiled.step import CompiledStep
+from tracer.compiled.turns import runs
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
@@ -87,7 +86,7 @@ class _Calls(CompiledStep):
         self.__name__ = type(module).__name__
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if _asks_for_calls():
+        if transform_level() is not None or steps_aside():
             return self._step(*args, **kwargs)
         hooks = []  # on saved tensors: they see what a call saves, and are no part of its graph
         while (pair := saved_tensors_hooks(False)) is not None:
@@ -96,13 +95,16 @@ class _Calls(CompiledStep):
         originals: dict[int, torch.Tensor] = {}
         try:
             args, kwargs = _cut_off(args, kwargs, originals)
-            graph, tensors, is_new = self.find(args, kwargs)
+            with runs:
+                found = self.known(args, kwargs)
+            graph, tensors, is_new = self.find(args, kwargs) if found is None else (*found, False)
         finally:
             for pair in reversed(hooks):
                 push_saved_tensors_hooks(*pair)
         if is_new and self._check:
             checked_module_call(graph, lambda: self._step(*args, **kwargs), tensors)
-        return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
+        with runs:
+            return graph(tensors, [originals.get(id(tensor), tensor) for tensor in tensors])
 
     def _make(
         self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family
@@ -111,17 +113,6 @@ class _Calls(CompiledStep):
         return make_module_graph(
             lambda: self._step(*args, **kwargs), self.__name__, reached, tensors, names, self._backend
         )
-
-
-def _asks_for_calls() -> bool:
-    """Whether somebody looks at each call here: another capture, a transform, tangents, anomaly mode. The module itself runs then."""
-    return (
-        get_proxy_mode() is not None
-        or transform_level() is not None
-        or dual_level() >= 0
-        or watched()
-        or torch.is_anomaly_enabled()
-    )
 
 
 def _cut_off(args: tuple[Any, ...], kwargs: dict[str, Any], originals: dict[int, torch.Tensor]) -> Any:

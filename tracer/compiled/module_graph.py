@@ -99,6 +99,8 @@ class ModuleGraph:
             del values
             if self.halves.backward is not None:
                 self._record(results, saved, offered[: len(tensors)], originals, hooks)
+            if self.captured.writes is not None:
+                self.captured.writes.do()
             for part in joint.parts:
                 if part.kind == "result" and part.tracked and type(results[part.at]) is not Tensor:
                     become_tracked(results[part.at])
@@ -272,7 +274,7 @@ def make_module_graph(
     started = time.perf_counter()
     joint = capture_module(call, reached, tensors, names)
     built = time.perf_counter()
-    made = halves_of(joint, backend)
+    made = halves_of(joint, backend if joint.captured.writes is None else "replay")
     seconds = built - started, time.perf_counter() - built
     return ModuleGraph(title, joint, made, names, rules_applied(), *seconds, draws(joint.captured.graph))
 

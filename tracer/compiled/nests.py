@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from operator import is_
@@ -21,7 +22,7 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
     """The leaves of a nest, and what makes the nest again of others."""
     if isinstance(value, torch.Tensor):
         return [value], _only
-    leaves, spec = tree_flatten(value)
+    leaves, spec = tree_flatten(value, _is_shape)
     if not any(map(_is_record, leaves)):
         return leaves, lambda others: tree_unflatten(others, spec)
     parts = [_flatten_record(leaf) if _is_record(leaf) else ([leaf], _only) for leaf in leaves]
@@ -31,6 +32,10 @@ def flatten(value: Any) -> tuple[list[Any], Rebuild]:
         return tree_unflatten([make([next(rest) for _ in found]) for found, make in parts], spec)
 
     return [leaf for found, _ in parts for leaf in found], rebuild
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, torch.Size)  # torch takes it for a tuple
 
 
 def _only(others: Sequence[Any]) -> Any:
@@ -68,13 +73,14 @@ def kept_as_they_were(nest: Any) -> Iterator[None]:
 
 def ids_in(nest: Any) -> frozenset[int]:
     """The ids of all containers in a nest, and of the tensors in them."""
-    held = list(_containers(nest))
-    tensors = [part for container in held for part in _values(container) if isinstance(part, torch.Tensor)]
-    return frozenset(map(id, held + tensors))
+    parts = list[Any]()
+    leaves = tree_flatten(nest, lambda part: parts.append(part))[0]  # asked of each part; None is no
+    others = {id(leaf) for leaf in leaves if not isinstance(leaf, torch.Tensor)}
+    return frozenset(map(id, parts)) - others
 
 
 def _containers(nest: Any) -> Iterator[Any]:
-    if isinstance(nest, dict | list | tuple):
+    if isinstance(nest, dict | list | tuple | deque):
         yield nest
         for value in _values(nest):
             yield from _containers(value)
@@ -91,11 +97,11 @@ def _holds(held: Any, copied: Any) -> bool:
 
 
 def _is_record(value: Any) -> bool:
-    return isinstance(value, torch.Size) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
+    return _is_shape(value) or (dataclasses.is_dataclass(value) and not isinstance(value, type))
 
 
 def _flatten_record(record: Any) -> tuple[list[Any], Rebuild]:
-    if isinstance(record, torch.Size):  # its sizes may be symbolic
+    if _is_shape(record):  # its sizes may be symbolic
         return list(record), torch.Size
     names = [field.name for field in dataclasses.fields(record)]
     leaves, rebuild_fields = flatten([getattr(record, name) for name in names])

@@ -12,7 +12,9 @@ import enum
 import gc
 import inspect
 import io
+import logging
 import os
+import random
 import sys
 import time
 import types
@@ -21,12 +23,12 @@ from typing import Any
 
 import torch
 
-from ops_registry.sites import user_frame
+from tracer.compiled.caches import forget_made_by
 from tracer.compiled.code_names import names_in
 from tracer.errors import CaptureError
 
-#: Whose a piece of code is: the engine's and torch's; torch's layers; the standard library's; anybody else's; refused.
-_ENGINES, _LAYERS, _STANDARD, _OTHERS, _REFUSED = range(5)
+#: Whose a piece of code is: the engine's and torch's; torch's layers; the standard library's; anybody else's; refused; told of.
+_ENGINES, _LAYERS, _STANDARD, _OTHERS, _REFUSED, _TOLD = range(6)
 #: What torch calls for its own ends counts as torch.
 _ENGINE = frozenset(
     {
@@ -45,6 +47,8 @@ _ENGINE = frozenset(
 #: Parts of torch that users patch and whose objects users hold.
 _TORCH_LAYERS = ("torch.nn.", "torch.functional")
 _TORCH_OBJECTS = ("torch.distributions.",)
+#: Ours, which do their own work around a graph.
+_WRAPPERS = ("nn.parallel.",)
 #: What runs around each layer, and is nobody's to patch.
 _AROUND_LAYERS = frozenset({"torch.nn.modules.module", "torch.nn.modules.container", "torch.nn.parameter"})
 #: What of the standard library is as good as C: it reads clocks and files for its own ends.
@@ -62,6 +66,7 @@ _FILE = "opens a file", "Read it outside of the step, and pass what was read as 
 _RANDOM = "draws random numbers from the operating system", "Draw them outside of the step, and pass them as arguments."
 _SEEDING = "seeds the random numbers itself", "Seed them before the call."
 _SEED = "reads the seed of the random numbers", "Read it outside of the step, and pass it as an argument."
+_FILES = "asks about files", "Ask outside of the step, and pass the answer as an argument."
 _TYPED = "reads what is typed", "Read it outside of the step, and pass it as an argument."
 
 _REFUSED_CALLS: dict[Any, tuple[str, str]] = {
@@ -72,13 +77,27 @@ _REFUSED_CALLS: dict[Any, tuple[str, str]] = {
     builtins.open: _FILE, io.open: _FILE, os.open: _FILE, os.read: _FILE,
     builtins.input: _TYPED,
     os.urandom: _RANDOM,
+    **dict.fromkeys((os.stat, os.lstat, os.listdir, os.scandir, os.access), _FILES),
 }  # fmt: skip
 _REFUSED_CODE: dict[int, tuple[str, str]] = {
     id(torch.load.__code__): _FILE,
     id(torch.random.initial_seed.__code__): _SEED,
     id(torch.random.seed.__code__): _SEEDING,
     id(torch.random.manual_seed.__code__): _SEEDING,
+    id(random.Random.seed.__code__): _RANDOM,
+    **{
+        id(f.__code__): _FILES
+        for f in (os.path.exists, os.path.isfile, os.path.isdir, os.path.getsize, os.path.getmtime)
+        if isinstance(f, types.FunctionType)
+    },
 }
+#: What is done while a step is captured, and not when its graph runs.
+_TOLD_CALLS: dict[Any, str] = {
+    builtins.print: "prints",
+    **dict.fromkeys((os.write, os.mkdir, os.remove, os.unlink, os.rename, os.replace, os.rmdir), "writes files"),
+}
+_TOLD_CODE = {id(logging.Logger.handle.__code__): "logs", id(torch.save.__code__): "saves a file"}
+_STREAMS = ("write", "writelines", "flush")
 
 
 _ABSENT = object()
@@ -126,6 +145,8 @@ class Observer:
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
         #: What the step did that no graph can do: what, where, and the remedy.
         self.refused: list[tuple[str, str, str]] = []
+        #: What it did that its graph does not do: what, and where.
+        self.told: dict[str, str] = {}
         self._objects: dict[int, list[Any]] = {}
         #: The ids of the objects that the step has made, and that live on.
         self.made: set[int] = set()
@@ -135,8 +156,8 @@ class Observer:
         self._closures: dict[int, list[dict[str, Any]]] = {}
         self._whose: dict[int, int] = {}
         self._kept: list[types.CodeType] = []
-        #: The outermost call of what runs beside the step.
-        self._aside: types.FrameType | None = None
+        #: The outermost call of what runs beside the step: a frame, or a function of C's.
+        self._aside: Any = None
         self._callbacks = {id(getattr(inspect.unwrap(callback), "__code__", None)) for callback in gc.callbacks}
 
     def seen(self) -> Seen:
@@ -162,19 +183,25 @@ class Observer:
             for held in self._closures.get(id(code), ())
         )
 
+    def forget(self) -> None:
+        """Let go of what was met: arguments of one call among it."""
+        self._objects.clear()
+        self._before.clear()
+        self._closures.clear()
+
     def refusal(self) -> CaptureError:
         """The error for the first thing that no graph can do."""
         what, where, remedy = self.refused[0]
         return CaptureError(f"the step {what}, {where}: what it got would be the same for ever in a graph. {remedy}")
 
-    def changed(self) -> str:
-        """The name of an attribute or a global that the step has changed, which is put back; empty where there is none."""
+    def changed(self) -> list[tuple[str, dict[str, Any], str]]:
+        """Attributes and globals that the step has changed, and that are put back: a name for each, its namespace, its name there."""
         self._drop_temporaries()
-        found = ""
+        found = []
         for owner, (name, held, before) in self._before.items():
             for key in list(before if owner in self.codes else held.keys() | before.keys()):
                 if held.get(key, _ABSENT) is not before.get(key, _ABSENT):
-                    found = found or (f"{name}.{key}" if name else key)
+                    found.append((f"{name}.{key}" if name else key, held, key))
                     held.pop(key, None)
                     if key in before:
                         held[key] = before[key]
@@ -210,35 +237,48 @@ class Observer:
 
     def _look(self, frame: types.FrameType, event: str, arg: Any, whose: int | None) -> None:
         whose = self._note(frame) if whose is None else whose
-        if whose <= _LAYERS or self._is_aside(frame, event):
+        if whose == _TOLD:
+            if event == "call" and self._aside is None and _asked_by_others(frame):
+                self._tell_of(frame)
+            return
+        if whose <= _LAYERS or self._is_aside(frame, event, arg):
             return
         if event == "call" or event == "return":
             if whose == _REFUSED:
-                if event == "call" and _asked_by_others(frame):
-                    self._refuse(_REFUSED_CODE[id(frame.f_code)])
+                if event == "call" and _asked_by_others(frame) and not _seeds_with_a_number(frame):
+                    self._refuse(_REFUSED_CODE[id(frame.f_code)], frame)
             elif whose == _OTHERS or _asked_by_others(frame):
                 self._note_code(frame)
                 self._note_objects(frame)
         elif event == "c_call":
             self._note_call(frame, whose, arg)
 
-    def _is_aside(self, frame: types.FrameType, event: str) -> bool:
-        """Whether a handler of log records runs, a finder of modules, or a callback of the collector: torch's own work calls them too.
+    def _is_aside(self, frame: types.FrameType, event: str, arg: Any) -> bool:
+        """Whether a handler of log records runs, a finder of modules, a callback of the collector, or what ``print`` prints to.
 
         What these do is no part of the step.
         """
         if self._aside is None:
-            if event != "call" or not (id(frame.f_code) in self._callbacks or _is_called_aside(frame)):
-                return False
-            self._aside = frame
-        elif event == "return" and frame is self._aside:
+            if event == "c_call" and arg is builtins.print:
+                self._note_call(frame, _whose_is(frame), arg)
+                self._aside = arg
+            elif event == "call" and (stream := _stream_of(frame)) is not None and frame.f_back is not None:
+                self._note_call(frame.f_back, _whose_is(frame.f_back), stream.write)
+                self._aside = frame
+            elif event == "call" and (id(frame.f_code) in self._callbacks or _is_called_aside(frame)):
+                self._aside = frame
+            return self._aside is not None
+        if (event == "return" and frame is self._aside) or (
+            event in ("c_return", "c_exception") and arg is self._aside
+        ):
             self._aside = None
         return True
 
     def _note(self, frame: types.FrameType) -> int:
         code = frame.f_code
         self._kept.append(code)  # its id stands for it
-        whose = self._whose[id(code)] = _REFUSED if id(code) in _REFUSED_CODE else _whose_is(frame)
+        whose = _REFUSED if id(code) in _REFUSED_CODE else _TOLD if id(code) in _TOLD_CODE else _whose_is(frame)
+        self._whose[id(code)] = whose
         if whose == _LAYERS:
             self.codes[id(code)] = code, frame.f_globals, True
         return whose
@@ -272,17 +312,35 @@ class Observer:
 
     def _note_call(self, frame: types.FrameType, whose: int, function: Any) -> None:
         try:
-            found = _REFUSED_CALLS.get(function)
+            found, told = _REFUSED_CALLS.get(function), _TOLD_CALLS.get(function)
         except TypeError:  # bound to an object without a hash
             return
-        if found is None and getattr(function, "__name__", "") in ("now", "utcnow", "today"):
-            owner = getattr(function, "__self__", None)
+        name, owner = getattr(function, "__name__", ""), getattr(function, "__self__", None)
+        if found is None and name in ("now", "utcnow", "today"):
             found = _CLOCK if isinstance(owner, type) and issubclass(owner, datetime.date) else None
-        if found is not None and (whose == _OTHERS or _asked_by_others(frame)):
-            self._refuse(found)
+        if (
+            told is None
+            and name in _STREAMS
+            and (isinstance(owner, io.IOBase) or owner is sys.stdout or owner is sys.stderr)
+        ):
+            told = "writes to a stream"
+        if (found or told) and (whose == _OTHERS or _asked_by_others(frame)):
+            if found is not None:
+                self._refuse(found, frame)
+            if told is not None:
+                self.told.setdefault(told, _line(frame))
 
-    def _refuse(self, found: tuple[str, str]) -> None:
-        self.refused.append((found[0], _line(), found[1]))
+    def _tell_of(self, frame: types.FrameType) -> None:
+        caller = _caller(frame)
+        if caller is not None and not caller.f_code.co_name.endswith("_once"):
+            self.told.setdefault(_TOLD_CODE[id(frame.f_code)], _line(frame))
+
+    def _refuse(self, found: tuple[str, str], frame: types.FrameType) -> None:
+        self.refused.append((found[0], _line(frame), found[1]))
+
+
+def _seeds_with_a_number(frame: types.FrameType) -> bool:
+    return frame.f_code is random.Random.seed.__code__ and frame.f_locals.get("a") is not None
 
 
 def _content(cell: types.CellType) -> Any:
@@ -292,14 +350,21 @@ def _content(cell: types.CellType) -> Any:
         return _ABSENT
 
 
+def _stream_of(frame: types.FrameType) -> Any:
+    """What prints go to, where that is written in Python and this is a method of it."""
+    owner = frame.f_locals.get("self")
+    return owner if owner is sys.stdout or owner is sys.stderr else None
+
+
 def _is_called_aside(frame: types.FrameType) -> bool:
     caller = "" if frame.f_back is None else frame.f_back.f_globals.get("__name__") or ""
     return caller.partition(".")[0] in ("logging", "importlib")
 
 
-def _line() -> str:
-    frame = user_frame()
-    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
+def _line(frame: types.FrameType) -> str:
+    """Of what a frame does, the line outside of the standard library."""
+    line = frame if _whose_is(frame) == _OTHERS else _caller(frame) or frame
+    return f"at {line.f_code.co_filename}:{line.f_lineno}"
 
 
 def _whose_is(frame: types.FrameType) -> int:
@@ -311,20 +376,23 @@ def _whose_is(frame: types.FrameType) -> int:
         if module.startswith(_TORCH_OBJECTS):
             return _OTHERS
         return _LAYERS if module.startswith(_TORCH_LAYERS) and module not in _AROUND_LAYERS else _ENGINES
-    if package in _QUIET:
+    if package in _QUIET or module.startswith(_WRAPPERS):
         return _ENGINES
     return _STANDARD if package in sys.stdlib_module_names and module != "__main__" else _OTHERS
 
 
 def _asked_by_others(frame: types.FrameType) -> bool:
     """Whether the nearest caller outside of the standard library is neither torch nor the engine."""
+    caller = _caller(frame)
+    return caller is not None and _whose_is(caller) == _OTHERS
+
+
+def _caller(frame: types.FrameType) -> types.FrameType | None:
+    """The nearest caller outside of the standard library."""
     caller = frame.f_back
-    while caller is not None:
-        whose = _whose_is(caller)
-        if whose != _STANDARD:
-            return whose == _OTHERS
+    while caller is not None and (_whose_is(caller) == _STANDARD or caller.f_globals.get("__name__") == "logging"):
         caller = caller.f_back
-    return False
+    return caller
 
 
 def _is_passive(value: Any) -> bool:
@@ -336,6 +404,7 @@ def _is_passive(value: Any) -> bool:
         or issubclass(kind, types.FrameType | types.TracebackType | types.CellType | types.GeneratorType)
         or (kind.__module__.startswith("torch.") and not kind.__module__.startswith(_TORCH_OBJECTS))
         or kind.__module__.partition(".")[0] in ("tracer", "ops_registry")
+        or kind.__module__.startswith(_WRAPPERS)
     )
 
 
@@ -362,6 +431,7 @@ def run_observed(call: Callable[[], Any], observer: Observer) -> Any:
         if counts:
             observer.made = set(map(id, gc.get_objects()))
             gc.unfreeze()
+        forget_made_by(observer.codes.values())
         enable = getattr(before, "enable", None)
         if enable is not None:  # cProfile's, which lies in C
             enable()

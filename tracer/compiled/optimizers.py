@@ -7,6 +7,7 @@ change on. In the capture each is a symbol that stands for a number, so what tor
 from __future__ import annotations
 
 import dataclasses
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from tracer.compiled.fused_steps import FusedSteps
+from tracer.compiled.guards import Guards
 from tracer.compiled.refusals import users_line
 from tracer.errors import CaptureError
 
@@ -213,14 +215,16 @@ def stepping(optimizers: Sequence[Hyperparameters] | None, shapes: ShapeEnv) -> 
 
     ``optimizers`` are those that the step reaches; None where none may step.
     """
-    given = {id(known.optimizer) for known in optimizers or ()}
+    given, thread = {id(known.optimizer) for known in optimizers or ()}, threading.get_ident()
 
     def enter(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        _check(optimizer, optimizers is not None, id(optimizer) in given, (*args[1:], *kwargs.values()))
-        _answer_numbers(shapes, True)
+        if threading.get_ident() == thread:
+            _check(optimizer, optimizers is not None, id(optimizer) in given, (*args[1:], *kwargs.values()))
+            _answer_numbers(shapes, True)
 
     def leave(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        _answer_numbers(shapes, False)
+        if threading.get_ident() == thread:
+            _answer_numbers(shapes, False)
 
     with ExitStack() as stack:
         _answer_numbers(shapes, True)
@@ -308,3 +312,23 @@ class Optimizers:
     def meet(self, optimizer: torch.optim.Optimizer, name: str) -> Hyperparameters:
         """What is known of it, from now on if it is new."""
         return self._met.setdefault(id(optimizer), Hyperparameters(optimizer, name, self._one_by_one))
+
+
+def visit_state(known: Hyperparameters, guards: Guards, visit: Callable[..., None]) -> None:
+    """The parameters, the state and the numbers of an optimiser, each shown to ``visit``, and what may change of them to ``guards``."""
+    optimizer, name = known.optimizer, known.name
+    guards.names(vars(optimizer), ("param_groups", "state"))
+    guards.items(optimizer.param_groups)
+    guards.whole(optimizer.state)
+    for position, group in enumerate(optimizer.param_groups):
+        guards.names(group, ("params",))
+        guards.items(group["params"])
+        for at, parameter in enumerate(group["params"]):
+            visit(parameter, f"{name}'s parameter {at} of group {position}", module=True)
+            held = optimizer.state.get(parameter, {})
+            guards.whole(held)
+            for key, value in held.items():
+                visit(value, f"{name}'s {key} of parameter {at} of group {position}", module=True)
+    for key, tensor in known.tensors():
+        visit(tensor, f"{name}'s {key}", module=True)
+    guards.answer(known.fixed)

@@ -6,45 +6,39 @@ made for, and each call asks whether any has been put in another's place since (
 
 from __future__ import annotations
 
-import array
 import collections.abc
 import contextvars
-import ctypes
 import enum
 import functools
 import gc
+import io
 import sys
 import types
 import weakref
-from collections import deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
 from ops_registry.torch_private import TensorBase, is_functional
+from tracer.compiled.caches import forget_made
 from tracer.compiled.code_names import names_in
-from tracer.compiled.followed import DESCRIPTORS, SIMPLE, is_followed, slots
+from tracer.compiled.followed import BYTES, DESCRIPTORS, GLOBAL_HOOKS, MEMORY, SIMPLE, is_followed, slots
 from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
-from tracer.compiled.optimizers import Hyperparameters, Optimizers, outside_of_steps
-from tracer.compiled.telling import differences, last_name
+from tracer.compiled.optimizers import Hyperparameters, Optimizers, outside_of_steps, visit_state
+from tracer.compiled.telling import last_name
 from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
 
-#: Memory outside of Python's objects, compared by value at each call.
-_MEMORY = (array.array, bytearray, ctypes.Array, ctypes.Structure, ctypes._SimpleCData)
-#: The most bytes of such memory that a call looks at.
-_BYTES = 1 << 16
 _REQUIRES_GRAD: Any = TensorBase.requires_grad
-#: What torch runs around every module, whichever it is.
-_GLOBAL_HOOKS = [
-    held
-    for name, held in vars(torch.nn.modules.module).items()
-    if name.startswith(("_global_forward", "_global_backward")) and isinstance(held, dict)
-]
+
+
+#: How the names of what an argument leads to begin.
+ARGUMENT = "argument "
 
 
 class Reached:
@@ -69,6 +63,10 @@ class Reached:
         #: Every tensor once, ties kept, in the order found, and a name for each.
         self.tensors: list[torch.Tensor] = []
         self.names: list[str] = []
+        #: Those that a step has made that is being captured, and has left somewhere.
+        self.made: list[torch.Tensor] = []
+        #: What keeps results of functions in C's memory.
+        self._caches: list[Any] = []
         #: Those that stand in a module, by id.
         self.in_modules: set[int] = set()
         #: What is no tensor and holds values that nobody is told of when they change: its name, what it is.
@@ -83,13 +81,15 @@ class Reached:
         self.guards = Guards()
         self.unchanged = self.guards.unchanged
         self._visited: dict[int, tuple[int, Any]] = {}
-        self._kept: list[Any] = []
+        #: Objects whose ids stand among the facts.
+        self.kept: list[Any] = []
         #: Names of attributes that code reads, and names of its variables.
-        self._read: set[str] = set()
+        self._read: set[str] = {"__call__"}
         self._variables: set[str] = {"argument"}
         self._objects: list[tuple[str, Any, dict[str, Any], set[str]]] = []
         self._classes: dict[type, set[str]] = {}
         self._iterators: list[str] = []
+        self._files: list[str] = []
         self._generators: list[tuple[str, Any, Any]] = []
         self._walk()
         self.places = {id(tensor): position for position, tensor in enumerate(self.tensors)}
@@ -97,12 +97,12 @@ class Reached:
 
     def _walk(self) -> None:
         step, given, arguments, seen, _, optimizers = self._walked
-        for held in _GLOBAL_HOOKS:
+        for held in GLOBAL_HOOKS:
             self._visit(held, "torch's hooks on all modules")
         for module in given:
             self._visit(module, type(module).__name__)
         for argument in arguments:
-            name = f"argument {getattr(argument, '__name__', type(argument).__name__)}"
+            name = f"{ARGUMENT}{getattr(argument, '__name__', type(argument).__name__)}"
             self._visit(argument, name)
             if seen.whole_arguments and isinstance(getattr(argument, "__dict__", None), dict):
                 self._visit(vars(argument), f"all of {name}")
@@ -124,10 +124,13 @@ class Reached:
             if whole and isinstance(getattr(value, "__dict__", None), dict):
                 self._visit(vars(value), f"all of {name}")
         self._visit_objects()
-        for optimizer_met in self.stepping or ():
-            self._visit_state(optimizer_met)
+        for met in self.stepping or ():  # modules come before, so that their names stand
+            met.refresh()
+            self.facts.append((f"{met.name}'s groups", met.fixed()))
+            visit_state(met, self.guards, self._visit)
         named = self._read | self._variables
         self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
+        self.opaque += [(name, "a file") for name in self._files if last_name(name) in named]
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -158,16 +161,15 @@ class Reached:
                 seen.whole_arguments |= whole
                 del seen.objects[key]
 
-    def changes(self) -> str:
-        """What is not as it was at the walk, in words; empty where all is."""
-        if self.unchanged():
-            return ""
-        again = Reached(*self._walked)
-        found = differences(self.facts, again.facts)
-        if not found:
-            pairs = zip(self.names, self.tensors, again.tensors, strict=False)
-            found = [f"{name} (another tensor)" for name, tensor, other in pairs if tensor is not other]
-        return found[0] if found else "an object that it reaches, for another one"
+    @property
+    def given(self) -> frozenset[int]:
+        """The ids of the arguments that are objects, of their namespaces, and of the containers and tensors among arguments."""
+        arguments = self._walked[2]
+        return self.arguments | {id(part) for given in arguments for part in (given, getattr(given, "__dict__", given))}
+
+    def again(self) -> Reached:
+        """The same walk over all as it is now."""
+        return Reached(*self._walked)
 
     def draws(self) -> str:
         """The name of a random generator of Python's or NumPy's that has drawn since the walk; empty where none has."""
@@ -177,6 +179,8 @@ class Reached:
         """Put everything back to what it was at the walk, in place."""
         if not self.unchanged():
             self.guards.put_back()
+        for cache in self._caches:
+            forget_made(cache)
         for _, value, state in self._generators:
             put_state(value, state)
 
@@ -214,9 +218,15 @@ class Reached:
         if isinstance(value, dict):
             keys = tuple((type(k), k) if type(k) in SIMPLE else id(k) for k in value)
             self.facts.append((name, (kind.__name__, keys)))
+            self.kept += value
             self.guards.whole(value)
             for key, item in list(value.items()):
                 self._visit(item, f"{name}[{key!r}]", module)
+        elif isinstance(value, UserDict | UserList | ChainMap):
+            self.facts.append((name, kind.__name__))
+            held = "maps" if isinstance(value, ChainMap) else "data"
+            self.guards.names(vars(value), (held,))
+            self._visit(vars(value)[held], name, module)
         elif isinstance(value, list | tuple | deque | set | frozenset):
             self.facts.append((name, (kind.__name__, len(value))))
             if not isinstance(value, tuple | frozenset):
@@ -240,8 +250,13 @@ class Reached:
             self._visit(value.__func__, name)
         elif isinstance(value, types.FunctionType):
             self._visit_function(value, name)
-        elif isinstance(value, functools._lru_cache_wrapper):
+        elif isinstance(value, functools._lru_cache_wrapper | staticmethod):
+            if not isinstance(value, staticmethod):
+                self._caches.append(value)
             self._visit(value.__wrapped__, name)
+        elif is_closed(type(value)) and "__wrapped__" in getattr(value, "__dict__", ()):  # another compiled step
+            self._visit(value.__wrapped__, name)
+            self._visit(getattr(value, "modules", ()), f"{name}'s modules")
         else:
             return False
         return True
@@ -250,6 +265,10 @@ class Reached:
         code = function.__code__
         self.facts.append((name, ("function", code)))
         if id(code) not in self.seen.codes and (is_closed(function) or is_library(function.__module__)):
+            if "__wrapped__" in vars(
+                function
+            ):  # torch.no_grad, functools.singledispatch around a function of the user's
+                self._visit(vars(function)["__wrapped__"], name)
             return
         self.guards.function(function)
         for variable, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -277,7 +296,7 @@ class Reached:
         built_in = known.get("__builtins__", {})
         built_in = vars(built_in) if isinstance(built_in, types.ModuleType) else built_in
         for variable in sorted((read.names - known.keys()) & built_in.keys()):
-            self.facts.append((variable, ("builtin", id(built_in[variable]))))
+            self._note_identity(built_in[variable], variable)
             self.guards.names(built_in, (variable,))
         for imported in sorted(read.imports):
             if imported in sys.modules:
@@ -299,11 +318,12 @@ class Reached:
 
     def _note_identity(self, value: Any, name: str) -> None:
         self.facts.append((name, ("object", id(value))))
-        self._kept.append(value)  # its id stands for it
+        self.kept.append(value)
 
     def _visit_tensor(self, tensor: torch.Tensor, name: str, module: bool) -> None:
-        if is_functional(tensor):  # the step has made it, in a capture
+        if is_functional(tensor):
             self.facts.append((name, ("tensor", "of this step")))
+            self.made.append(tensor)
             return
         self.facts.append((name, ("tensor", len(self.tensors))))
         self.tensors.append(tensor)
@@ -332,7 +352,13 @@ class Reached:
         self.facts.append((name, ("module", type(module))))
         self.guards.kind(module)
         state = vars(module)
-        self.guards.whole(state)
+        beside = getattr(type(module), "beside_graphs", None)
+        if beside is None:
+            self.guards.whole(state)
+        else:  # a wrapper, which has work of its own to do around a graph
+            state = {attribute: value for attribute, value in state.items() if attribute not in beside}
+            self.guards.names(vars(module), state)
+            self._note_identity(module, name)
         for kind in ("_parameters", "_buffers", "_modules"):
             held: dict[str, Any] = state[kind]
             self.guards.whole(held)
@@ -355,27 +381,6 @@ class Reached:
             self.guards.kind(value)
         return bool(reason) or isinstance(value, torch.optim.Optimizer)
 
-    def _visit_state(self, known: Hyperparameters) -> None:
-        """The parameters, the state and the numbers of an optimiser. Modules come before, so that their names stand."""
-        optimizer, name = known.optimizer, known.name
-        known.refresh()
-        self.guards.names(vars(optimizer), ("param_groups", "state"))
-        self.guards.items(optimizer.param_groups)
-        self.guards.whole(optimizer.state)
-        for position, group in enumerate(optimizer.param_groups):
-            self.guards.names(group, ("params",))
-            self.guards.items(group["params"])
-            for at, parameter in enumerate(group["params"]):
-                self._visit(parameter, f"{name}'s parameter {at} of group {position}", module=True)
-                held = optimizer.state.get(parameter, {})
-                self.guards.whole(held)
-                for key, value in held.items():
-                    self._visit(value, f"{name}'s {key} of parameter {at} of group {position}", module=True)
-        for key, tensor in known.tensors():
-            self._visit(tensor, f"{name}'s {key}", module=True)
-        self.facts.append((f"{name}'s groups", known.fixed()))
-        self.guards.answer(known.fixed)
-
     def _visit_class(self, kind: type) -> None:
         """A class whose attributes may be read: those named in code, and ``forward``."""
         for part in kind.__mro__:
@@ -386,12 +391,12 @@ class Reached:
         """What holds its values beyond Python's objects, or draws them one by one. Whether it was such."""
         kind = type(value)
         if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
-            if module and value.nbytes <= _BYTES:
+            if module and value.nbytes <= BYTES:
                 self._visit_answer(value.tobytes, name)
             else:
                 self.opaque.append((name, "a NumPy array"))
-        elif isinstance(value, _MEMORY):
-            if memoryview(value).nbytes <= _BYTES:
+        elif isinstance(value, MEMORY):
+            if memoryview(value).nbytes <= BYTES:
                 self._visit_answer(lambda: bytes(value), name)
             else:
                 self.opaque.append((name, f"a {kind.__name__}"))
@@ -401,11 +406,15 @@ class Reached:
         elif isinstance(value, weakref.ref):
             self.guards.answer(lambda: id(value()))
             self._visit(value(), name)
-        elif isinstance(value, collections.abc.Iterator):
+        elif isinstance(value, io.IOBase):
             self.facts.append((name, ("object", id(value))))
+            if value not in (sys.stdout, sys.stderr):
+                self._files.append(name)
+        elif isinstance(value, collections.abc.Iterator):
+            self._note_identity(value, name)
             self._iterators.append(name)
         elif state_of(value) is not None:
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
             self._generators.append((name, value, state_of(value)))
         else:
             return False
@@ -422,7 +431,7 @@ class Reached:
             or is_engines(kind)
             or not (hasattr(value, "__dict__") or slots(value))
         ):
-            self.facts.append((name, ("object", id(value))))
+            self._note_identity(value, name)
         else:
             self.facts.append((name, ("object", kind)))
             self.guards.kind(value)
@@ -457,7 +466,7 @@ class Reached:
                 self.guards.length(held)
         for kind in self._classes:
             if not is_closed(kind) or kind in (Tensor, torch.Tensor):
-                self.guards.length(vars(kind))
+                self.guards.length(kind)
 
     def _visit_attributes(self, name: str, value: Any, held: dict[str, Any], seen: set[str]) -> None:
         new = (self._read & held.keys()) - seen

@@ -62,21 +62,31 @@ _GRAD_CODES = frozenset({_GRAD_PROPERTY.fget.__code__, _GRAD_PROPERTY.fset.__cod
 class Watch(TorchFunctionMode):
     """Sees every call of the step while it is captured: refuses those that read values, and notes whether ``.grad`` is looked at."""
 
-    def __init__(self, inputs: frozenset[int], order: MemoryOrder) -> None:
+    def __init__(self, inputs: frozenset[int], order: MemoryOrder, handed: set[int]) -> None:
         super().__init__()
         self._inputs = inputs
+        self._handed = handed
         self._order = order
         #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
         self.looked_at_grad = False
         #: Whether it has asked where in its memory a tensor begins.
         self.looked_at_offset = False
+        #: The last refusal, which code of the step may catch (`try: x.item()`) and go another way than with values.
+        self.refused: BaseException | None = None
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        try:
+            return self._answer(func, args, kwargs or {})
+        except (CaptureError, NO_DATA_ERRORS, NO_SHAPE_ERRORS, *UNKNOWN_TO_FAKE) as error:
+            self.refused = error
+            raise
+
+    def _answer(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if name in _MEMORY:
-            self._refuse_memory(name, args, sys._getframe(1))
+            self._refuse_memory(name, args, sys._getframe(2))
         elif name in _TEXT and args and _is_captured(args[0]):
             raise CaptureError(
                 f"a tensor is made text ({name}) in a step that is captured, {users_line()}: it has no values then, and a "
@@ -87,18 +97,17 @@ class Watch(TorchFunctionMode):
                 f"as_strided_() lays a tensor out anew in a step that is captured, {users_line()}, and a graph would not know its size any "
                 f"more. Use as_strided()."
             )
-        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *(kwargs or {}).values()))):
+        elif name in _UNGUARDED and any(map(_is_captured, (*args[1:], *kwargs.values()))):
             raise CaptureError(
                 f"{qualified(func)} reads the values of a tensor of indices in a step that is captured, {users_line()}: there are none "
                 f"then, and the shapes of its results depend on them. Give it numbers."
             )
         elif name in ("__get__", "__set__") and func in (_GRAD.__get__, _GRAD.__set__):
-            self._note_grad(sys._getframe(1))
+            self._note_grad(args[0], sys._getframe(2))
         elif func in _PLACE and id(args[0]) in self._inputs:
-            self._refuse_place(_PLACE[func], sys._getframe(1))
+            self._refuse_place(_PLACE[func], sys._getframe(2))
         self.looked_at_offset |= name == "storage_offset"
-        kwargs = kwargs or {}
-        bridged = func in _BACKWARD and _is_bridge(sys._getframe(1))
+        bridged = func in _BACKWARD and _is_bridge(sys._getframe(2))
         if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(args[0])):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
@@ -136,10 +145,18 @@ class Watch(TorchFunctionMode):
                 f"would keep the first. Ask outside, and pass the answer as an argument."
             )
 
-    def _note_grad(self, frame: FrameType) -> None:
+    def _note_grad(self, leaf: Any, frame: FrameType) -> None:
         if frame.f_code in _GRAD_CODES and frame.f_back is not None:
             asks = frame.f_back.f_globals.get("__name__", "")
-            self.looked_at_grad |= not asks.startswith("tracer.backprop")
+            if asks.startswith("tracer.backprop"):
+                return
+            self.looked_at_grad = True
+            if id(leaf) in self._handed:
+                raise CaptureError(
+                    f"a step that is captured looks at .grad of a parameter of shape {tuple(leaf.shape)}, {users_line()}, after a backward "
+                    f"pass whose gradients are exchanged with other processes: that is done when the graph has run. Read, clip and clear "
+                    f".grad outside of the step, or before the backward pass."
+                )
 
 
 def _is_bridge(frame: FrameType | None) -> bool:
@@ -175,19 +192,23 @@ def _line_in(trace: TracebackType | None) -> str:
 
 
 @contextmanager
-def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Watch]:
+def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int]) -> Iterator[Watch]:
     """While the step is captured: what no graph can hold raises ``CaptureError``.
 
-    ``inputs`` come from outside of it. ``order`` learns which calls write in place.
+    ``inputs`` come from outside of it. ``order`` learns which calls write in place. ``handed``: leaves, by id, whose ``.grad`` somebody
+    fills after the graph.
     """
-    watch, drawn = Watch(frozenset(map(id, inputs)), order), _python_randomness()
+    watch, drawn = Watch(frozenset(map(id, inputs)), order, handed), _python_randomness()
     try:
         with watch:
             yield watch
+        if watch.refused is not None:
+            raise watch.refused
         if _python_randomness() != drawn:
             raise CaptureError(
-                "the step draws random numbers from Python's random or from NumPy: a graph would have the same ones for ever. Draw them "
-                "outside and pass them as arguments, or use torch's."
+                "the step draws random numbers from Python's random or from NumPy, or another thread does so while it is captured: a graph "
+                "would have the same ones for ever. Draw them outside and pass them as arguments, or use torch's; let other threads begin "
+                "after the first call."
             )
     except NO_DATA_ERRORS as error:
         raise CaptureError(
@@ -217,7 +238,7 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder) -> Iterator[Wat
             f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
             f"step, or run the step eagerly."
         ) from error
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:
         if not isinstance(error, GlassgradError) and "functionaliz" in str(error):
             raise CaptureError(
                 f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements "
@@ -249,13 +270,13 @@ def _put_python_randomness(drawn: tuple[Any, ...]) -> None:
         np.random.set_state((kind, np.frombuffer(keys, dtype=np.uint32), *others))
 
 
-def _first_line(error: RuntimeError) -> str:
-    return str(error).partition("\n")[0].rstrip(".")
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0].rstrip(".") or type(error).__name__
 
 
-def _torchs_call(error: RuntimeError) -> str | None:
+def _torchs_call(error: Exception) -> str | None:
     """The call of the step out of which torch raised; None where the step's own code raised, or we did."""
-    if type(error) not in (RuntimeError, NotImplementedError):
+    if isinstance(error, GlassgradError):
         return None
     call, trace = None, error.__traceback__
     while trace is not None:

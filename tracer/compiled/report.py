@@ -11,9 +11,11 @@ from tracer.compiled.graphs import StepGraph
 class CompiledStepReport:
     """The graphs of a compiled step. ``str()`` is plain text; ``rows`` and ``to_dict()`` are for programs."""
 
-    def __init__(self, name: str, backend: str, graphs: Sequence[StepGraph]) -> None:
+    def __init__(self, name: str, backend: str, graphs: Sequence[StepGraph], let_go: int) -> None:
         self.name = name
         self.backend = backend
+        #: How many graphs there were before, which were let go since there were too many.
+        self.let_go = let_go
         #: One a graph, in the order of their capture.
         self.rows: list[dict[str, Any]] = [
             {
@@ -33,10 +35,12 @@ class CompiledStepReport:
 
     def to_dict(self) -> dict[str, Any]:
         """All of it in plain containers."""
-        return {"step": self.name, "backend": self.backend, "graphs": self.rows}
+        return {"step": self.name, "backend": self.backend, "graphs": self.rows, "let_go": self.let_go}
 
     def __str__(self) -> str:
         lines = [f"{self.name}, backend {self.backend}: {len(self.rows)} graph{'s' * (len(self.rows) != 1)}"]
+        if self.let_go:
+            lines.append(f"  {self.let_go} graphs that were captured before were let go, since there were too many")
         for row in self.rows:
             lines.append(
                 f"  graph {row['graph']}: {row['nodes']} nodes, {row['calls']} calls, captured in {row['capture_seconds']:.2f} s, "

@@ -24,6 +24,15 @@ _PURE = frozenset(
 _MARKS = frozenset({torch.ops.profiler._record_function_exit._RecordFunction})
 #: Views, which may show all of what they look at as it is.
 _VIEWS = frozenset({_aten.view.default, _aten._unsafe_view.default, _aten.expand.default})
+#: A value with another in a part of it.
+_SCATTERS = frozenset(
+    {
+        _aten.select_scatter.default,
+        _aten.slice_scatter.default,
+        _aten.diagonal_scatter.default,
+        _aten.as_strided_scatter.default,
+    }
+)
 
 
 def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.fx.GraphModule, list[int]]:
@@ -32,9 +41,13 @@ def simplified(module: torch.fx.GraphModule, own: Sequence[int]) -> tuple[torch.
     for node in list(graph.nodes):
         if node.target in _MARKS:
             graph.erase_node(node)
-            continue
+        elif node.target in _SCATTERS:
+            _write_as_it_comes(node)
+    for node in graph.nodes:
         if node.target is _aten.cat.default:
             _leave_out_nothing(node)
+        if node.target is _aten.select.int:
+            _look_past_writes(node)
         same = _same_as(node)
         if same is not None:
             node.replace_all_uses_with(same)
@@ -62,6 +75,63 @@ def _same_as(node: torch.fx.Node) -> Any:
     if node.target is _aten.copy.default and same_geometry(node.args[1].meta["val"], node.meta["val"]):  # type: ignore[union-attr]
         return node.args[1]
     return None
+
+
+def _write_as_it_comes(scatter: torch.fx.Node) -> None:
+    """Let ``scatter`` write a tensor itself: a copy of it in the layout of the part that it goes to may be as large as the whole."""
+    copied: Any = scatter.args[1]
+    if copied.target is not _aten.copy.default:
+        return
+    value = copied.args[1]
+    kinds = [(t.dtype, t.device, *t.shape) for t in (value.meta["val"], copied.meta["val"])]
+    if all(type(size) is int for kind in kinds for size in kind[2:]) and kinds[0] == kinds[1]:
+        scatter.args = (scatter.args[0], value, *scatter.args[2:])
+        if not copied.users:
+            scatter.graph.erase_node(copied)
+
+
+def _look_past_writes(select: torch.fx.Node) -> None:
+    """Let ``select`` read what a write to another place has left as it was before that write.
+
+    The gradient of ``states[:, t] = h`` in a loop is for each step a copy of the whole with zeros at ``t``, of which the step before
+    reads its own place: without those reads nobody needs the copies.
+    """
+    if any(
+        is_view(user) or user.op == "output" for user in select.users
+    ):  # what is computed of it is new memory, and that alone
+        return
+    source: Any
+    source, dim, index = select.args
+    while (before := _before_write(source, dim, index)) is not None:
+        source = before
+    if source is not select.args[0]:
+        select.args = (source, dim, index)
+        select.meta["val"] = source.meta["val"].select(dim, index)
+
+
+def _before_write(source: torch.fx.Node, dim: Any, index: Any) -> Any:
+    """What has the same numbers as ``source`` at ``index`` of ``dim``, of the same geometry, and was made before it; None for nothing."""
+    if source.target is _aten.select_scatter.default:
+        before, _, written_dim, written = source.args
+        size = source.meta["val"].shape[dim]
+        if (
+            written_dim != dim
+            or any(type(n) is not int for n in (size, index, written))
+            or (index - written) % size == 0
+        ):
+            return None
+    elif source.target is _aten.clone.default:
+        before = source.args[0]
+    else:
+        return None
+    same = same_geometry(before.meta["val"], source.meta["val"])  # type: ignore[union-attr]
+    return before if same else None
+
+
+def is_view(node: torch.fx.Node) -> bool:
+    """Whether ``node`` hands on the memory of its first argument."""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and any(result.alias_info is not None for result in schema.returns)
 
 
 def _is_nothing(tensor: torch.Tensor) -> bool:
@@ -114,6 +184,10 @@ def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[
 
 
 def _memory(node: Any) -> int:
+    while isinstance(node, torch.fx.Node) and is_view(
+        node
+    ):  # a view may have been made of another copy of what it looks at
+        node = node.args[0]
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:
         return storage_key(value)

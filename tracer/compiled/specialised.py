@@ -3,19 +3,40 @@
 from __future__ import annotations
 
 import logging
+import threading
 from typing import Any
 
 import torch
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
 from ops_registry.torch_private import suggest_memory_format, tree_any_only, tree_map
 from tracer.compiled.fused_steps import WithFusedSteps
+from tracer.errors import CaptureError
 
 _Symbol = (torch.SymInt, torch.SymFloat)
 #: torch writes each op that fails into its log, with the whole stack.
 _log = logging.getLogger("torch._subclasses.fake_tensor")
 
 
-class Specialising(WithFusedSteps):
+class OfOneThread(WithFusedSteps):
+    """Tensors without values, which stand in for real ones of the user's: any thread that holds one of these meets them."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._thread = threading.get_ident()
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """What ``func`` gives, without values. Raises ``CaptureError`` in another thread than that of the capture."""
+        # Torch's own engine runs parts of a backward pass in threads of its own, with the modes of the capture.
+        if threading.get_ident() != self._thread and get_proxy_mode() is None:
+            raise CaptureError(
+                f"a tensor is used in another thread ({func}) while a step that reaches it is captured: for that time it has no values. "
+                f"Make the first call of a compiled step before other threads use its model, or give them a copy of it."
+            )
+        return super().dispatch(func, types, args, kwargs)
+
+
+class Specialising(OfOneThread):
     """Tensors without values, whose symbolic sizes become numbers where an op can do nothing with them."""
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

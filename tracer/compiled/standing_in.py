@@ -14,7 +14,7 @@ import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, storage_key, swap_values
 from tracer.errors import UnsupportedError
-from tracer.node import Leaf, Node
+from tracer.node import Extras, Leaf, Node
 from tracer.tracked_tensor import Tensor, become_tracked, mark_as_parameter
 
 _GRAD: Any = torch.Tensor.grad
@@ -49,6 +49,9 @@ class Original:
         self.required_grad = False
         self.place: tuple[Any, ...] = ()
         self.kind_of_node: tuple[Any, Any] = (None, None)
+        #: The tables of its hooks as a tracked leaf, and what they held.
+        self.tables: list[tuple[Any, dict[int, Any]]] = []
+        self.extras: Extras | None = None
 
     def make_leaf(self) -> None:
         """Called when the other values are there: a leaf of either kind is a tracked leaf then, of their shape."""
@@ -67,11 +70,17 @@ class Original:
         if self.node is not None:
             self.kind_of_node = self.node.shape, self.node.dtype
             self.node.shape = LengthFirst(tensor.shape)  # type: ignore[assignment]
+            self.extras = self.node.extras
+            self.tables = [(table, dict(table)) for table in _tables_of_hooks(self.node)]
 
     def restore(self) -> None:
         """Called when its own values are there again."""
         if self.node is not None:
             self.node.shape, self.node.dtype = self.kind_of_node
+            self.node.extras = self.extras
+            for table, held in self.tables:
+                table.clear()
+                table.update(held)
         self.tensor.__class__ = self.kind
         self.tensor.__dict__.clear()
         self.tensor.__dict__.update(self.attributes)
@@ -86,6 +95,14 @@ class Original:
         """Whether the step has left it with a history that it did not have."""
         node = self.tensor._node if type(self.tensor) is Tensor else None
         return node is not self.node and not (node is None or isinstance(node, Leaf))
+
+    @property
+    def has_other_hooks(self) -> bool:
+        """Whether the step has left it with other hooks than it had."""
+        if self.node is None:
+            return False
+        hooks = [hook for table in _tables_of_hooks(self.node) for hook in table.values()]
+        return hooks != [hook for _, held in self.tables for hook in held.values()]
 
     @property
     def requires_grad(self) -> bool:
@@ -121,6 +138,11 @@ def standing_in(tensors: Sequence[torch.Tensor], others: Sequence[torch.Tensor])
             for original, other in zip(originals, others, strict=False):
                 swap_values(original.tensor, other)
                 original.restore()
+
+
+def _tables_of_hooks(node: Node) -> list[Any]:
+    extras = node.extras
+    return [] if extras is None else [table for table in (extras.hooks, extras.accumulate_hooks) if table is not None]
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...]:

@@ -11,8 +11,7 @@ import torch
 from torch.fx.experimental.symbolic_shapes import SYMPY_INTERP, DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from ops_registry.torch_private import sources_of_sizes
-from tracer.compiled.fused_steps import WithFusedSteps
-from tracer.compiled.specialised import Specialising
+from tracer.compiled.specialised import OfOneThread, Specialising
 from tracer.tracked_tensor import plain_alias
 
 #: Which dimensions of a tensor are symbolic, by the tensor's position.
@@ -26,7 +25,7 @@ class Stage:
         self.dims = dims
         # Without duck_shape equal sizes are symbols of their own: otherwise a batch as large as a layer would be tied to it.
         self.shapes = ShapeEnv(duck_shape=False, allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
-        make = Specialising if dims else WithFusedSteps
+        make = Specialising if dims else OfOneThread
         self.mode = make(allow_non_fake_inputs=True, shape_env=self.shapes, static_shapes=True)
         self._symbolic: dict[int, torch.Tensor] = {}
         self._names: dict[int, str] = {}

@@ -36,8 +36,10 @@ def _told(fact: Any) -> str:
     """A value in words; a plain one comes with its type, which goes without saying."""
     if isinstance(fact, tuple) and len(fact) == 2 and isinstance(fact[0], type):
         fact = fact[1]
-    if isinstance(fact, tuple) and fact[:1] in (("object",), ("same",), ("builtin",)):
+    if isinstance(fact, tuple) and fact[:1] in (("object",), ("same",)):
         return "an object" if fact[0] != "same" else "one met before"
+    if isinstance(fact, tuple) and fact[:1] == ("tensor",):
+        return "a tensor"
     text = fact if isinstance(fact, str) else repr(fact)
     return text if len(text) < 80 else f"{text[:77]}..."
 

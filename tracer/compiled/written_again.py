@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import storage_key
-from tracer.compiled.simplify import same_geometry
+from tracer.compiled.simplify import is_view, same_geometry
 
 _aten = torch.ops.aten
 #: A value with another in a part of it, and the view that is this part.
@@ -72,6 +72,7 @@ class _Memory:
         self._until: dict[int, int] = {}
         self._ends: dict[torch.fx.Node, Any] = {call: call.args[0] for call in graph.nodes if _is_last_write(call)}
         for node, position in self.at.items():
+            self._note_view(node)
             for argument in node.all_input_nodes:
                 if node in self._ends and argument is self._ends[node]:
                     self._until.update((memory, position) for memory in self.of(argument))
@@ -81,6 +82,14 @@ class _Memory:
             if node.op in ("placeholder", "get_attr") or node.target is _aten.lift_fresh.default:
                 self._given.update(self.of(node))
         self._given -= self._until.keys()
+
+    def _note_view(self, node: torch.fx.Node) -> None:
+        """A view lies in the memory of what it looks at. In the capture it may look at another copy of that, made after a write."""
+        if node.args and isinstance(node.args[0], torch.fx.Node) and is_view(node):
+            (base,) = self.of(node.args[0])
+            for memory in self.of(node):
+                if memory != base:
+                    self._moved[memory] = base
 
     def of(self, node: torch.fx.Node) -> list[int]:
         """The memory of a value; of each, where a call gives several."""

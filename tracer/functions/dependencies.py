@@ -79,9 +79,13 @@ class DependencyTracker(TorchFunctionMode):
         return reference is not None and reference() is tensor
 
     def _any(self, nest: Iterable[Any]) -> bool:
+        followed = self._dependent.get
         for value in nest:
             if isinstance(value, torch.Tensor):
-                if self._follows(value) or (type(value) is Tensor and value._node is not None):
+                reference = followed(id(value))
+                if reference is not None and reference() is value:
+                    return True
+                if type(value) is Tensor and value._node is not None:
                     return True
             elif (isinstance(value, tuple | list) and self._any(value)) or (
                 isinstance(value, dict) and self._any(value.values())

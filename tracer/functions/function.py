@@ -26,7 +26,7 @@ from tracer.functions.function_node import FunctionNode, title_of
 from tracer.functions.function_vmap import forward_of_batch
 from tracer.graph import enter
 from tracer.node import Node
-from tracer.notes.cuts import covering
+from tracer.notes.cuts import asked, covering, note_cut
 from tracer.recording.inplace import write_recorded
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE, any_node
@@ -50,9 +50,9 @@ _HAS_HISTORY: Any = TensorBase.requires_grad
 
 def apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
     """``Function.apply``: recorded here where an argument is tracked and one wants a gradient, else as torch runs it."""
-    if not kwargs and torch.is_grad_enabled() and any(type(a) is Tensor for a in args):
+    if not kwargs and Tensor in map(type, args) and torch.is_grad_enabled():
         nodes = [any_node(a) if isinstance(a, torch.Tensor) else None for a in args]
-        if any(n is not None for n in nodes):
+        if nodes.count(None) < len(nodes):
             return _record(cls, args, nodes)
     result = super(SingleLevelFunction, cls).apply(*args, **kwargs)
     for output in result if isinstance(result, tuple) else (result,):
@@ -80,7 +80,7 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     title = title_of(cls)
     ctx = FunctionContext(tuple([n is not None for n in nodes]), tuple([isinstance(a, torch.Tensor) for a in args]))
     wanting = [a for a, n in zip(args, nodes, strict=True) if n is not None]
-    versions = [_version(a) for a in wanting]
+    versions = _versions(wanting)
     with _GradOff(), covering(nodes), DependencyTracker(wanting) as tracker:
         if cls.setup_context is not SingleLevelFunction.setup_context:
             output = forward_of_batch(cls, args) if levels.open else cls.forward(*args)
@@ -93,20 +93,22 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     to_save = _given(given, "to_save")
     outputs = output if isinstance(output, tuple) else (output,)
     _check_dirty(title, dirty, args, outputs)
-    for argument, version in zip(wanting, versions, strict=True):
-        if _version(argument) != version and all(argument is not d for d in dirty):
+    for argument, before, after in zip(wanting, versions, _versions(wanting), strict=True):
+        if before != after and all(argument is not d for d in dirty):
             raise InPlaceError(
                 f"forward of {title} wrote in place into an argument of shape {tuple(argument.shape)} that requires grad, without "
                 f"ctx.mark_dirty(): what else uses that tensor would not know. Mark it and return it, or write into a clone."
             )
-    refuse_lost_history(title, outputs, args)
     with DisableTorchFunctionSubclass():
+        refuse_lost_history(title, outputs, args)
         results = [_meta(o, constant) for o in outputs]
         parents = tuple([n for n in nodes if n is not None])
         node = FunctionNode(cls, ctx, parents, results, strict=issubclass(cls, Function))
         ctx._owner = weakref.ref(node)
         node.set_results(outputs, [i for i, meta in enumerate(results) if meta is not None and meta[3]])
         enter(node, outputs)
+        if asked.graphs and any(meta is not None and not meta[3] for meta in results):
+            note_cut("marked", node.op, args)
         marked = _mark_outputs(node, args, outputs, dirty, constant)
     _save(node, to_save, args, nodes, outputs, tracker)
     _move_attributes(node, args, outputs, tracker)
@@ -123,9 +125,9 @@ class _GradOff:
         set_grad_enabled(True)
 
 
-def _version(tensor: torch.Tensor) -> int:
+def _versions(tensors: list[torch.Tensor]) -> list[int]:
     with DisableTorchFunctionSubclass():
-        return version_of(tensor)
+        return [version_of(tensor) for tensor in tensors]
 
 
 def _given(attributes: dict[str, Any], name: str) -> tuple[Any, ...]:
@@ -157,10 +159,11 @@ def _mark_outputs(
 ) -> list[Any]:
     """The results as the caller gets them, each with the Function as its history."""
     marked: list[Any] = []
+    given = {id(a) for a in args}
     for position, out in enumerate(outputs):
         meta = node.results[position]
-        came_in = any(out is a for a in args)
-        written = any(out is d for d in dirty)
+        came_in = id(out) in given
+        written = bool(dirty) and any(out is d for d in dirty)
         if meta is None:
             marked.append(out)
         elif not meta[3]:
@@ -176,7 +179,11 @@ def _mark_outputs(
         else:
             if came_in:  # returned as it was: as in torch, a view of it
                 out = _view_of(out)
-            elif any(out is m for m in marked) or getattr(out, "_node", None) is not None or _HAS_HISTORY.__get__(out):
+            elif (
+                (marked and any(out is m for m in marked))
+                or getattr(out, "_node", None) is not None
+                or _HAS_HISTORY.__get__(out)
+            ):
                 out = plain_alias(out)
             out = mark(out, node.of_result(position, out), None)
             if out._base is not None:
@@ -253,4 +260,7 @@ def _move_attributes(
 
 
 def _place(tensor: torch.Tensor, among: tuple[Any, ...]) -> int | None:
-    return next((i for i, value in enumerate(among) if value is tensor), None)
+    for i, value in enumerate(among):
+        if value is tensor:
+            return i
+    return None

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 from ops_registry.sites import NO_MODULE, Site, find_place
@@ -46,32 +47,31 @@ class CallNotes:
         self._sites = sites
         #: What a site is made of, and the numbers of the parents: ``Node.place``.
         self._notes: dict[int, tuple[Any, ...]] = {}
-        self._limit = 2 * KEPT_CALLS
         self._most_alive = 0
         #: How many notes have been dropped, and the highest serial number among them.
         self.dropped = 0
         self.last_dropped = -1
 
-    def note(self, node: Node) -> bool:
-        """Note the call of ``node``. Returns whether it is time to ``drop`` some."""
+    def note(self, node: Node) -> None:
+        """Note the call of ``node``."""
         if self._sites:
-            # From the frame that recorded the call: this one and that of ``Graph.note`` are nobody's site.
-            self._notes[node.serial] = node.place = (node.op, *find_place(3), *serials(node.parents))
+            # From above the frame that recorded the call: that one, this one and that of ``Graph.note`` are nobody's site.
+            # Tuples are added up, for with stars there is a list between.
+            self._notes[node.serial] = node.place = (node.op,) + find_place(4) + serials(node.parents)  # noqa: RUF005
         else:
             self._notes[node.serial] = (node.op, NO_MODULE, None, 0, *serials(node.parents))
-        return len(self._notes) > self._limit
 
     def drop(self, alive: set[int]) -> None:
         """Drop the oldest notes of calls that are gone: the latest are kept, twice as many as the most that were ever ``alive``."""
         self._most_alive = max(self._most_alive, len(alive))
         room = max(KEPT_CALLS, 2 * self._most_alive)
-        gone = [serial for serial in self._notes if serial not in alive]
-        for serial in gone[: max(0, len(gone) - room)]:
+        gone = (serial for serial in self._notes if serial not in alive)
+        oldest = list(islice(gone, max(0, len(self._notes) - len(alive) - room)))
+        for serial in oldest:
             del self._notes[serial]
-            self.dropped += 1
-            self.last_dropped = serial
-        # So that each note is looked at a constant number of times on average.
-        self._limit = 2 * max(len(self._notes), KEPT_CALLS)
+        if oldest:
+            self.dropped += len(oldest)
+            self.last_dropped = oldest[-1]
 
     def __len__(self) -> int:
         """How many notes there are."""
@@ -95,19 +95,19 @@ class CallNotes:
         self.dropped, self.last_dropped = 0, -1
 
 
-def serials(parents: Iterable[Any]) -> list[int]:
+def serials(parents: Iterable[Any]) -> tuple[int, ...]:
     """The numbers of the calls and leaves that ``parents`` stand for, in their order."""
-    found: list[int] = []
+    found: tuple[int, ...] = ()
     for parent in parents:
         if type(parent) in _USUAL:  # nearly all
-            found.append(parent.serial)
+            found += (parent.serial,)
         elif isinstance(parent, tuple):
             found += serials(parent)
         elif isinstance(parent, Output):
             found += serials(parent.parents)  # none where the call has been removed
         elif parent is not None:
             if parent.outer is None:
-                found.append(parent.serial)
+                found += (parent.serial,)
             else:
                 found += serials((parent.outer,))
     return found

@@ -16,14 +16,22 @@ from typing import Any
 import torch
 
 from ops_registry.sites import Site, find_site
-from tracer.node import Node
+from tracer.node import Node, next_serial
 from tracer.notes.calls import serials
 
 #: So many different cuts are kept, the latest.
 KEPT_CUTS = 2048
 
 #: What stands in a model's own books, an optimiser's work and a rule's formula: no user has cut anything there.
-_HOUSEKEEPING = ("torch.optim", "torch.nn.modules.module", "ops_registry")
+_HOUSEKEEPING = (
+    "torch.optim",
+    "torch.nn.modules.module",
+    "ops_registry",
+    "torch.distributions.constraints",
+    "torch.distributions.distribution",
+)
+#: What is cut there, short of looking at arguments, is a sample.
+_SAMPLING = "torch.distributions"
 
 #: Ops without a gradient that are known under another name than that.
 _NAMES = {"item": "item", "tolist": "tolist", "new_tensor": "conversion"}
@@ -38,7 +46,8 @@ class Cut:
 
     ``what`` is one of ``detach``, ``data`` (also ``x.data = y``), ``no_grad``, ``inference_mode``, ``numpy``, ``dlpack``, ``item``,
     ``tolist``, ``float()``, ``int()``, ``bool()``, ``complex()``, ``index()``, ``integer result``, ``no gradient`` (an op whose results
-    never carry one), ``requires_grad_(False)``, ``grad`` (gradients taken without
+    never carry one), ``sample`` (drawn by ``torch.distributions``), ``marked`` (a result of a Function that is none to differentiate),
+    ``inside`` (compiled code whose result has no history), ``requires_grad_(False)``, ``grad`` (gradients taken without
     ``create_graph``), ``conversion`` (``torch.tensor(x)`` and its like), ``deepcopy``, ``saved`` (copied,
     pickled, saved to a file) and ``other class``. ``site.op`` is the op.
     """
@@ -49,6 +58,8 @@ class Cut:
     parents: tuple[int, ...]
     #: Of ``requires_grad_(False)``: the leaf, which knows its number no more.
     leaf: weakref.ref[torch.Tensor] | None = field(default=None, repr=False, compare=False)
+    #: Above the numbers of the calls that were made before, below those of the calls after it.
+    serial: int = field(default=-1, repr=False, compare=False)
 
 
 #: All that tells one cut from another: what, op, paths of the module, instruction, parents.
@@ -59,15 +70,15 @@ class CutNotes:
     """The cuts of one graph, latest last; one that comes again, for the same calls at the same place, is kept once."""
 
     def __init__(self) -> None:
-        #: The user's code.
-        self._cuts: dict[_Key, CodeType | None] = {}
+        #: The user's code, and the number of the cut.
+        self._cuts: dict[_Key, tuple[CodeType | None, int]] = {}
         self._frozen: dict[_Key, weakref.ref[torch.Tensor]] = {}
 
     def add(self, what: str, site: Site, parents: tuple[int, ...], frozen: torch.Tensor | None = None) -> None:
         """Note a cut, or that it was made again. ``frozen`` is the leaf that is to require no gradient any more."""
         key = what, site.op, site.modules, site.instruction, parents
         self._cuts.pop(key, None)
-        self._cuts[key] = site.code[0]
+        self._cuts[key] = site.code[0], next_serial()
         if frozen is not None:
             self._frozen[key] = weakref.ref(frozen)
         if len(self._cuts) > KEPT_CUTS:
@@ -78,8 +89,14 @@ class CutNotes:
     def cuts(self) -> list[Cut]:
         """All that are kept."""
         return [
-            Cut(what, Site(op, modules, code, at), parents, self._frozen.get((what, op, modules, (of, at), parents)))
-            for (what, op, modules, (of, at), parents), code in self._cuts.items()
+            Cut(
+                what,
+                Site(op, modules, code, at),
+                parents,
+                self._frozen.get((what, op, modules, (of, at), parents)),
+                number,
+            )
+            for (what, op, modules, (of, at), parents), (code, number) in self._cuts.items()
         ]
 
     def clear(self) -> None:
@@ -154,18 +171,19 @@ def note_integers(op: str, parents: tuple[Any, ...]) -> None:
 def _note(what: str, op: str, nodes: Iterable[Any]) -> None:
     assert noting.cuts is not None
     parents = tuple([s for s in dict.fromkeys(serials(nodes)) if s not in noting.covered])
-    if parents and not _is_housekeeping(sys._getframe(2)):
-        noting.cuts.add(what, find_site(op, 3), parents)
+    caller = _caller(sys._getframe(2)) if parents else ""
+    if parents and not caller.startswith(_HOUSEKEEPING):
+        noting.cuts.add("sample" if caller.startswith(_SAMPLING) else what, find_site(op, 3), parents)
 
 
-def _is_housekeeping(frame: FrameType | None) -> bool:
-    """Whether the first frame that is none of recording's is of a kind that cuts nothing of the user's."""
+def _caller(frame: FrameType | None) -> str:
+    """The module of the first frame that is none of recording's."""
     while frame is not None:
         name = frame.f_globals.get("__name__", "")
         if not name.startswith("tracer."):
-            return bool(name.startswith(_HOUSEKEEPING))
+            return str(name)
         frame = frame.f_back
-    return False
+    return ""
 
 
 def nodes_among(nest: Any) -> list[Node]:

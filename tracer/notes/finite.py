@@ -19,7 +19,7 @@ from tracer.node import parts_of, tensors_in
 #: Of so many results the extremes are put into one tensor.
 _TOGETHER = 256
 #: Up to this many elements one kernel for both extremes is faster than one for each.
-_SMALL = 4096
+_SMALL = 16384
 
 #: Smallest and largest element.
 Extremes = tuple[float, float]

@@ -14,6 +14,7 @@ from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase,
 from tracer.errors import FreedGraphError, InPlaceError, SecondDerivativeError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode
+from tracer.notes.cuts import note_cut
 from tracer.recording.native import as_native
 from tracer.recording.parents import any_node
 from tracer.tracked_tensor import plain_alias, tracked_alias
@@ -178,7 +179,7 @@ def record_with_torch(
     ``func`` may be user code: interception is on while it runs. ``state``: the tensors that it reads beside its arguments;
     ``new_state()``: those with a history that it has left behind, which are returned tracked, after the result.
     """
-    inputs = _Inputs()
+    inputs, given = _Inputs(), (args, kwargs, state)
     args, kwargs = inputs.native(args), inputs.native(kwargs)
     wanted = {id(tensor): tensor for tensor in state if any_node(tensor) is not None}
     inputs.parents += [node for tensor in wanted.values() if (node := any_node(tensor)) is not None]
@@ -203,6 +204,7 @@ def record_with_torch(
         if type(item) is torch.Tensor and item.requires_grad and id(item) not in wanted
     }
     if not carrying:
+        note_cut("inside", name, given)
         return result, []
     node = TorchNode(f"torch:{name}", inputs.parents, inputs.leaves, edges, carrying)
     node.set_results(items, list(carrying), several=not isinstance(result, torch.Tensor) or bool(left_behind))

@@ -127,8 +127,9 @@ def intercept(  # noqa: C901, PLR0912, PLR0915
                         node = CallNode(plan, parents, shape, result.dtype)
                     else:
                         node = CallNode(plan, parents, shape, result.dtype, *save(plan, bound, result, by_products))
-                    if current.graph is not None:
-                        current.graph.note(node, result, bound)
+                    graph = current.graph
+                    if graph is not None:
+                        graph.note(node, result, bound)
                     # 5 mark
                     if rule.may_alias:
                         base = result._base

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 
 import torch
 
-from ops_registry.torch_private import is_batched, is_followed, unwrapped, use_count
+from ops_registry.torch_private import is_batched, is_followed, is_functional, unwrapped, use_count
 from tracer.errors import UnsupportedError
 from tracer.recording.levels import physical
 
@@ -38,7 +38,7 @@ def find_unseen(root: torch.Tensor, known: Sequence[torch.Tensor]) -> list[torch
                     found.append(thing)
         if _all_known(root, [*known, *found]):
             return found
-    if gc.get_freeze_count():
+    if gc.get_freeze_count() and not is_functional(root):  # a capture freezes, and what it makes is younger
         raise UnsupportedError(
             f"a recorded write goes into the memory of a plain tensor of shape {tuple(root.shape)} that others hold, perhaps views made "
             f"before gc.freeze(), which hides them: their history would be wrong. Write into a clone, or call gc.unfreeze() first."

@@ -16,7 +16,7 @@ from tracer.errors import UnsupportedError
 from tracer.graph import enter
 from tracer.naming import qualified
 from tracer.node import Node, OpaqueNode, RaisingNode, tensors_in
-from tracer.notes.cuts import NUMBERS, asked, note_no_tensor, note_unrecorded
+from tracer.notes.cuts import NUMBERS, asked, note_integers, note_no_tensor, note_unrecorded
 from tracer.recording.call import refuse_out
 from tracer.recording.fallback import fallback_active, record_with_torch
 from tracer.recording.forward_mode import handles_dual_numbers, no_history
@@ -99,6 +99,8 @@ def _record(
         record_write(func, tensor, args, kwargs, nodes)
     listed, fresh = fresh_results(_flat(result), args, kwargs)
     refuse_lost_history(qualified(func), listed, (*args, *kwargs.values()))
+    if asked.graphs and fresh and len(fresh) < len(listed):
+        note_integers(name_of(func), tuple(nodes))
     if fresh:
         made: OpaqueNode = MissingRule(func, args, kwargs, tuple(nodes))
         if handles_dual_numbers(func):

@@ -11,12 +11,12 @@ import torch
 from ops_registry.sites import named_modules
 from tracer.func.vmapped import VmapNode
 from tracer.graph import Graph
-from tracer.node import Leaf, Node, Output, flat
+from tracer.node import Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
 from tracer.reports.badness import FINE, INF, NAN, of_extremes, state_of
 from tracer.reports.causes import PRODUCTS
-from tracer.reports.known_values import known_values
+from tracer.reports.known_values import bad_buffers, known_values
 from tracer.reports.repairs import makes_nan
 from tracer.reports.steps import input_names
 
@@ -55,7 +55,7 @@ class Birth:
     #: ``constant``: an infinity that the program puts in, as masks do. ``before``: its input was made outside of the graph. ``dropped``:
     #: the notes of what it was given are gone.
     source: str
-    #: The leaf that held it, and the names of the arguments that did.
+    #: The leaf that held it, and the names of the arguments that did; of nan made in ``forward``, those that are infinite.
     leaf: torch.Tensor | None = None
     arguments: list[str] = field(default_factory=list)
     #: A call made by the same function of torch's, whose other parts put it in on its behalf: it stands for that function.
@@ -133,6 +133,8 @@ class Forward:
     def _can_make(self, call: Call, state: int) -> bool:
         """Whether a call can have made a result so bad of finite inputs, as far as its op and shapes tell."""
         node = self.nodes.get(call.serial)
+        if isinstance(node, OpaqueNode) or _holds_bad_constant(node):
+            return True
         if call.op == "mean":
             return node is not None and any(p.shape is not None and not p.shape.numel() for p in flat(node.parents))
         if state == INF:
@@ -200,6 +202,10 @@ class Forward:
         constants = [name for name in held if _is_constant(parents.get(name), given[name], bad)]
         if constants:
             return Birth(call, bad, "data" if bad == NAN else "constant", None, constants)
+        infinities = [name for name in given if bad == NAN and _is_constant(parents.get(name), given[name], INF)]
+        infinities = [name for name in infinities if state_of(given[name]) == INF]
+        if infinities:
+            return Birth(call, bad, "forward", None, infinities)
         if node is None:
             for serial in call.parents:
                 leaf = self._leaves.get(serial)
@@ -209,7 +215,7 @@ class Forward:
             return Birth(call, bad, "data" if bad == NAN else "constant")
         if any(s not in self.calls and s not in self._leaves and s <= self._last_dropped for s in call.parents):
             return Birth(call, bad, "dropped")
-        return Birth(call, bad, "forward")
+        return Birth(call, bad, "data" if bad == NAN and _reads_bad_buffer(call) else "forward")
 
     def _given(self, call: Call, depth: int) -> list[int]:
         """The numbers of what a call was given, and of what that was made of."""
@@ -274,6 +280,21 @@ class Forward:
                 if serial in self.origin:
                     return self.origin[serial]
         return None
+
+
+def _reads_bad_buffer(call: Call) -> bool:
+    """Whether a buffer of the very module that made the call holds nan: running statistics are no argument that a rule keeps."""
+    module = f"{call.site.module}." if call.site.module else ""
+    return any(title.removeprefix("buffer ").rpartition(".")[0] == module[:-1] for title in bad_buffers(NAN))
+
+
+def _holds_bad_constant(node: Node | None) -> bool:
+    """Whether a call is known to have been given nan or an infinity by none of its parents."""
+    if node is None:
+        return False
+    parents = dict(zip(input_names(node), node.parents, strict=False))
+    given = [(name, value) for name, value in known_values(node).items() if name != "result"]
+    return any(_is_constant(parents.get(name), value, INF) and state_of(value) > FINE for name, value in given)
 
 
 def _is_constant(parent: Any, value: Any, bad: int) -> bool:

@@ -27,6 +27,7 @@ from tracer.reports.births import Forward
 from tracer.reports.gradient_births import Backward, has_hooks
 from tracer.reports.not_finite import Places
 from tracer.reports.report import norm
+from tracer.reports.rounding import Rounding, is_suspicious
 from tracer.reports.steps import Step, steps
 from tracer.tracked_tensor import Tensor
 
@@ -35,7 +36,7 @@ SHOWN_REASONS = 4
 
 #: Cuts that are mostly meant, a number for a log or a check, and those that are often meant, a choice or a mask.
 NUMBERS = frozenset(("item", "tolist", "float()", "int()", "bool()", "index()", "complex()"))
-CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad"))
+CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad", "sample", "marked"))
 
 
 @dataclass(frozen=True)
@@ -119,11 +120,11 @@ class Evidence:
         for cut in self.cuts:
             for serial in cut.parents:
                 cuts[serial].append(cut)
-        chosen = {cut.site.instruction for cut in self.cuts if cut.what == "integer result"}
+        chosen = {cut.site.instruction for cut in self.cuts if cut.what in ("integer result", "marked")}
         found: dict[int, tuple[End, ...]] = {}
         for serial in sorted({*self.calls, *self.users, *cuts, *self.reached}, reverse=True):
             lists = [found[user] for user in self.users.get(serial, ()) if found.get(user)]
-            own = [End((_rank_of(cut), -serial), serial, cut) for cut in cuts.get(serial, ())]
+            own = [End((self._rank_of(cut), -cut.serial), serial, cut) for cut in cuts.get(serial, ())]
             if not own and serial not in self.users and serial not in self.reached and serial in self.calls:
                 call = self.calls[serial]
                 # A call that gave integers too is the likelier to have been made for those.
@@ -135,6 +136,16 @@ class Evidence:
                 merged = {id(end): end for ends in (own, *lists) for end in ends}
                 found[serial] = tuple(sorted(merged.values(), key=attrgetter("rank"))[:SHOWN_REASONS])
         return found
+
+    def _rank_of(self, cut: Cut) -> int:
+        if self.root is not None and cut.serial > self.root.serial:
+            return 5  # the loss was there before: a metric, a log
+        return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
+
+    def shapes(self) -> dict[int, torch.Size | None]:
+        """By serial number: the shapes of what the calls have returned that are alive, and of their leaves."""
+        nodes = [*self._notes.nodes(), *self.order]
+        return {one.serial: one.shape for node in nodes for one in (node, *flat(node.parents))}
 
     def _find_ways(self) -> dict[int, Node]:
         """By serial number: the next node on a shortest way to the loss. Newest first, so that each knows its users' distance."""
@@ -220,6 +231,21 @@ class Evidence:
         """Where what is not finite came up."""
         return Places(Forward(self._notes, self._loss), self.backward)
 
+    @cached_property
+    def _largest_norm(self) -> float:
+        return max(self.norms.values(), default=0.0)
+
+    @cached_property
+    def _rounding(self) -> Rounding:
+        return Rounding(self._loss, self.order, [node for node in self.order if self._is_suspicious(node)])
+
+    def _is_suspicious(self, node: Node) -> bool:
+        return is_suspicious(self.norms.get(node.serial, 0.0), self._largest_norm, node.dtype)
+
+    def rounded_by(self, node: Node) -> Node | None:
+        """Of a gradient that is rounding and nothing else: the call that made it so."""
+        return self._rounding.made_by.get(node.serial) if self._is_suspicious(node) else None
+
     # ------------------------------------------------------------------ what made it so
     def _find_origins(self) -> None:
         """For every node whose gradient is not fine: the calls that made it so. Newest first, so that each knows its users' already."""
@@ -271,10 +297,6 @@ class _Sent:
 def kind_of(state: int) -> str:
     """``absent``, ``zero``, ``fine`` or ``not finite``."""
     return ("absent", "zero", "fine", "not finite", "not finite")[state]
-
-
-def _rank_of(cut: Cut) -> int:
-    return 4 if cut.what in NUMBERS else 2 if cut.what in CHOICES else 0
 
 
 def _pairs(parent: Any, grad: Any) -> Iterator[tuple[Node, Any]]:

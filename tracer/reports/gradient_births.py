@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.utils.hooks import BackwardHook
 
 from ops_registry.errors import GlassgradError
 from tracer.backprop.accumulate import leaving_grad_alone
@@ -182,6 +183,21 @@ def has_hooks(node: Node) -> bool:
     return bool(getattr(tensor, "_backward_hooks", None))
 
 
+def hooked(node: Node) -> str:
+    """What a hook is on, in words: an op, or the module that torch's own hooks on a Function of its own stand for."""
+    modules = [type(hooks.module).__name__ for hooks in _modules_hooked(node)]
+    return f"the module {modules[0]}" if modules else node.op
+
+
+def _modules_hooked(node: Node) -> list[BackwardHook]:
+    """The backward hooks of modules whose part at this node they are."""
+    if node.extras is None:
+        return []
+    parts = [*(node.extras.prehooks or {}).values(), *node.extras.post_hooks.values()]
+    cells = [cell.cell_contents for part in parts for cell in getattr(part, "__closure__", None) or ()]
+    return [content for content in cells if isinstance(content, BackwardHook)]
+
+
 def hooks_told(node: Node) -> str:
     """``by the hook at train.py:12``: where the hooks at a node are written; empty where they are no functions of the user's."""
     extras, found = node.extras, []
@@ -190,6 +206,7 @@ def hooks_told(node: Node) -> str:
         found = [hook for group in groups for hook in (group or {}).values()]
     if isinstance(node, Leaf):
         found += native_hooks(node, "_backward_hooks")
+    found += [hook for module in _modules_hooked(node) for hook in (*module.user_pre_hooks, *module.user_hooks)]
     users = [hook for hook in found if str(getattr(hook, "__module__", "")).partition(".")[0] != "torch"]
     codes = [code for hook in users if (code := getattr(hook, "__code__", None)) is not None]
     places = [f"{code.co_filename.rpartition('/')[2]}:{code.co_firstlineno}" for code in codes]

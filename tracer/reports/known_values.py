@@ -7,9 +7,10 @@ from typing import Any
 import torch
 
 from ops_registry.sites import named_modules
-from ops_registry.torch_private import is_batched, unwrapped
+from ops_registry.torch_private import DisableTorchFunctionSubclass, is_batched, storage_key, unwrapped
 from tracer.errors import OverwrittenError
 from tracer.node import CallNode, Leaf, Node, tensors_in
+from tracer.reports.badness import state_of
 from tracer.reports.report import kind
 from tracer.reports.steps import input_names
 
@@ -53,6 +54,29 @@ def _leaves(node: Node) -> dict[str, Any]:
     """The leaves among the arguments, as they are now."""
     pairs = zip(input_names(node), node.parents, strict=False)
     return {name: p.variable for name, p in pairs if isinstance(p, Leaf) and p.variable is not None}
+
+
+def bad_buffers(state: int) -> list[str]:
+    """``buffer norm.running_mean``: the buffers of modules with names that hold nan, or an infinity."""
+    return [
+        f"buffer {paths[0]}.{name}".replace(" .", " ")
+        for paths, module in named_modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None and state_of(buffer) == state
+    ]
+
+
+def title_of_memory(tensor: torch.Tensor) -> str:
+    """``parameter fc.weight``, or ``buffer pos``: what lies in the memory of ``tensor`` and stands in a module with a name; else empty."""
+    with DisableTorchFunctionSubclass():
+        if tensor.layout is not torch.strided:
+            return ""
+        for paths, module in named_modules():
+            for kind_of, held in (("parameter", module._parameters), ("buffer", module._buffers)):
+                for name, one in held.items():
+                    if one is not None and one.shape == tensor.shape and storage_key(one) == storage_key(tensor):
+                        return f"{kind_of} {paths[0]}.{name}".replace(" .", " ")
+    return ""
 
 
 def title_of(leaf: torch.Tensor) -> str:

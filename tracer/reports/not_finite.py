@@ -15,10 +15,11 @@ from tracer.graph import Graph
 from tracer.node import Leaf, Node, OpaqueNode
 from tracer.notes.calls import Call, serials
 from tracer.reports import repairs
-from tracer.reports.badness import INF, TOLD, around, at, bad_elements, between, element, is_bad, span
+from tracer.reports.badness import INF, TOLD, around, at, bad_elements, between, element, is_bad, span, state_of
 from tracer.reports.births import Birth, Forward
-from tracer.reports.gradient_births import Backward, GradientBirth, hooks_told, inside
-from tracer.reports.known_values import known_values, title_of
+from tracer.reports.causes import REENTRANT_FIX, is_reentrant
+from tracer.reports.gradient_births import Backward, GradientBirth, hooked, hooks_told, inside
+from tracer.reports.known_values import bad_buffers, known_values, title_of, title_of_memory
 from tracer.reports.report import Report, Row, calls, place
 from tracer.reports.steps import input_names
 from tracer.reports.subjects import check_graph, check_loss
@@ -203,7 +204,7 @@ class Places:
         node = self.forward.nodes.get(call.serial)
         told: list[str] = []
         if birth.source == "forward" and with_values:
-            told.append(_values_around(call, node, self.forward))
+            told.append(_held(birth, node) if birth.arguments else _values_around(call, node, self.forward))
         elif birth.source in ("data", "constant", "before") or birth.leaf is not None:
             told.append(_held(birth, node))
         if birth.infinities is not None:
@@ -211,10 +212,12 @@ class Places:
         led = self.led_to.get(birth)
         if led is not None and not birth.reaches and led.reaches:
             told.append(led.gradient)
-        holder = "" if birth.leaf is None else title_of(birth.leaf)
+        holder = "a parameter, or another leaf, that is gone by now," if birth.source == "parameter" else ""
+        if birth.leaf is not None:
+            holder = title_of(birth.leaf)
         born = (
             "leaf"
-            if birth.source == "parameter" and not holder.startswith(("parameter", "the parameter"))
+            if birth.source == "parameter" and not holder.startswith(("parameter", "the parameter", "a parameter"))
             else birth.source
         )
         return NotFinite(
@@ -269,9 +272,11 @@ class Places:
         led = self.led_to.get(birth)
         if not birth.reaches and led is not None and birth.stopped is not None and repairs.drops(birth.stopped.op):
             return repairs.DOUBLE_WHERE
+        if is_reentrant(node):
+            return f"{REENTRANT_FIX}."
         if isinstance(node, OpaqueNode) and not inside(node):
             return f"Look at what {node.title if isinstance(node, FunctionNode) else op} computes in its forward."
-        if birth.infinities is not None:
+        if birth.infinities is not None or birth.arguments:
             return repairs.of_infinities(op)
         base = known_values(node).get("input")
         overflows = birth.state == INF and isinstance(base, torch.Tensor) and bool(base.detach().ne(0).all())
@@ -288,12 +293,15 @@ class Places:
             others = "".join(f", or in {n.op} at {place(n.site)}" for n in suspects[1:4])
             values = f"inside {node.op}{others}; {birth.gradient}"
         if birth.source == "hook":
-            op = f"a hook on {node.op}"
+            op = f"a hook on {hooked(node)}"
             values = ", ".join(filter(None, (hooks_told(node), values)))
-            repair = f"A hook on {node.op} or on its result makes it: look at what it returns, and divide and take roots there with eps."
+            told = f"A hook on {hooked(node)} or on its result makes it"
+            repair = f"{told}: look at what it returns, and divide and take roots there with eps."
         elif birth.source == "sum":
             repair = repairs.of_sum(birth.dtype)
             values = f"where gradients are added up; {values}" if values else "where gradients are added up"
+        elif is_reentrant(node):
+            repair = f"{REENTRANT_FIX}."
         elif isinstance(node, OpaqueNode) and not suspects:
             repair = f"Look at {node.origin}: it divides, or takes a root or a log, where it may be 0."
         else:
@@ -324,21 +332,27 @@ def _held(birth: Birth, node: Node | None) -> str:
     """Which argument held it before the call, and where in it."""
     what = TOLD[birth.state]
     if not birth.arguments:
-        return "" if birth.leaf is not None else f"an argument that was not kept holds {what}"
+        if birth.source == "parameter":
+            return ""
+        buffers = bad_buffers(birth.state)
+        known = f" ({' and '.join(buffers[:2])} {'does' if len(buffers) == 1 else 'do'})" if buffers else ""
+        return f"an argument that was not kept holds {what}{known}"
     name = birth.arguments[0]
     value = known_values(node).get(name)
     if isinstance(value, float):
         return f"{name} = {value}"
     where, count = bad_elements(value) if isinstance(value, torch.Tensor) else ([], 0)
     if not isinstance(value, torch.Tensor) or not where:
-        return f"its argument {name} holds {what}"
+        return f"its argument {name} holds {TOLD[state_of(value)]}"
     told = f"{at(name, where[0])} = {element(value, where[0], value.shape)}"
+    title = title_of_memory(value)
+    told += f" in {title}" if title else ""
     return told + (f" ({count} of {value.numel()} elements)" if count > 1 else "")
 
 
 def _values_around(call: Call, node: Node | None, forward: Forward) -> str:
     """The elements that are bad, and what was given there; else between what it lay."""
-    values: dict[str, Any] = known_values(node)
+    values: dict[str, Any] = {_told_name(name): value for name, value in known_values(node).items()}
     result = values.pop("result", None)
     told: list[str] = []
     if isinstance(result, torch.Tensor) and is_bad(result):
@@ -349,6 +363,12 @@ def _values_around(call: Call, node: Node | None, forward: Forward) -> str:
             told.append(around(where[0], result.shape, values))
     told = told or list(_spans(values))
     return ", ".join([*filter(None, told), *_noted(call, node, forward, values)])
+
+
+def _told_name(name: str) -> str:
+    """The name of an input; of one that no rule names, its number."""
+    name = name.lstrip("_")
+    return f"input {name}" if name.isdigit() else name
 
 
 def _spans(values: dict[str, Any]) -> Iterable[str]:
@@ -363,6 +383,6 @@ def _noted(call: Call, node: Node | None, forward: Forward, values: dict[str, An
     names = input_names(node) if node is not None else ()
     for i, serial in enumerate(call.parents):
         made = forward.calls.get(serial)
-        name = names[i].lstrip("_") if len(names) == len(call.parents) else f"input {i}"
+        name = _told_name(names[i]) if len(names) == len(call.parents) else f"input {i}"
         if made is not None and made.extremes is not None and name not in values:
             yield f"{name} {between(made.extremes)}"

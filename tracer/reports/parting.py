@@ -36,6 +36,7 @@ _AHEAD = 50
 
 #: What could be held against each other: whole tensors, five numbers of each, two numbers, or the calls alone.
 _HOW = ("values", "numbers", "extremes", "calls")
+_CALLS = 3
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,8 @@ def compare(graph_a: Graph | Mapping[str, Any], graph_b: Graph | Mapping[str, An
     the largest element in float64, 1e-5 in float32, 5e-3 in float16, 3e-2 in bfloat16, 0.3 in float8; of two dtypes the coarser counts.
     Integers are equal.
 
-    Lines count where both are of the same file. Raises ``NotNotedError`` for a graph without ``sites``.
+    Two blocks of one script run the same model from two lines. So lines count only for a call no values of which were compared, and only
+    where one stands in place of another that it did not stand for before. Raises ``NotNotedError`` for a graph without ``sites``.
     """
     a, b = Run(graph_a), Run(graph_b)
     if a.dropped != b.dropped:
@@ -84,22 +86,34 @@ def compare(graph_a: Graph | Mapping[str, Any], graph_b: Graph | Mapping[str, An
             ["Open the graph around one step of the loop."],
         )
     how = [0] * len(_HOW)
+    lines = _Lines()
     for i in range(min(len(a), len(b))):
-        if not _same_place(a.name(i), b.name(i)):
+        if a.name(i)[:2] != b.name(i)[:2]:
             return _other_call(a, b, i, how)
         apart, way = _apart(a, b, i, "result")
         if apart is not None and apart.relative > apart.allowed:
             return _other_result(a, b, i, apart, how)
+        if not lines.fit(a.name(i)[2], b.name(i)[2]) and way == _CALLS:
+            return _other_call(a, b, i, how)
         how[way] += 1
     if len(a) != len(b):
         return _other_call(a, b, min(len(a), len(b)), how)
-    return Report(f"the runs are alike: {_agree(how)}", (), _notes(a, b, how))
+    known = ", as far as is known" if how[_CALLS] else ""
+    return Report(f"the runs are alike{known}: {_agree(how)}", (), _notes(a, b, how))
 
 
-def _same_place(a: tuple[str, str, str | None], b: tuple[str, str, str | None]) -> bool:
-    if a[:2] != b[:2] or a[2] is None or b[2] is None:
-        return a[:2] == b[:2]
-    return a[2] == b[2] or a[2].rpartition(":")[0] != b[2].rpartition(":")[0]
+class _Lines:
+    """Which line of the one run stands for which of the other, in one file."""
+
+    def __init__(self) -> None:
+        self._of_a: dict[str, str] = {}
+        self._of_b: dict[str, str] = {}
+
+    def fit(self, a: str | None, b: str | None) -> bool:
+        """Whether two lines stand for one another as they did before."""
+        if a is None or b is None or a.rpartition(":")[0] != b.rpartition(":")[0]:
+            return True
+        return self._of_a.setdefault(a, b) == b and self._of_b.setdefault(b, a) == a
 
 
 # ---------------------------------------------------------------------- values
@@ -218,8 +232,8 @@ def _ahead(a: Run, b: Run, i: int) -> int:
 
 
 def _other_result(a: Run, b: Run, i: int, apart: _Apart, how: list[int]) -> Report[Compared]:
-    p = a.print(i)
-    where = f"{p.op} at {p.place}"
+    p, q = a.print(i), b.print(i)
+    where = f"{p.op} at {p.place}" + (f", in the second run at {q.place}," if q.place != p.place else "")
     relative = "" if math.isinf(apart.relative) else f", {apart.relative:.2g} times the largest element"
     return Report(
         f"the runs part at call {i}: {where} gave other results, {apart.text}{relative}; {_before(i, how)}",
@@ -249,7 +263,7 @@ def _rows(a: Run, b: Run, i: int) -> list[Compared]:
     for k in range(max(0, i - _AROUND), min(i + _AROUND + 1, max(len(a), len(b)))):
         one = a.print(k) if k < len(a) else None
         other = b.print(k) if k < len(b) else None
-        same = one is not None and other is not None and _same_place(a.name(k), b.name(k))
+        same = one is not None and other is not None and a.name(k)[:2] == b.name(k)[:2]
         apart = _apart(a, b, k, "result")[0] if same else None
         rows.append(
             Compared(
@@ -257,7 +271,7 @@ def _rows(a: Run, b: Run, i: int) -> list[Compared]:
                 "" if one is None else one.op,
                 "" if one is None else one.place,
                 "" if same or other is None else other.op,
-                "" if same or other is None else other.place,
+                "" if other is None or (same and one is not None and other.place == one.place) else other.place,
                 None if apart is None else apart.relative,
                 k == i,
             )
@@ -282,9 +296,9 @@ def _agree(how: list[int]) -> str:
 
 def _notes(a: Run, b: Run, how: list[int]) -> list[str]:
     notes = []
-    if how[3]:
+    if how[_CALLS]:
         notes.append(
-            f"Of {calls(how[3])} no values were compared, the op and the place alone: record both runs inside "
+            f"Of {calls(how[_CALLS])} no values were compared, the op and the place alone: record both runs inside "
             f"tracer.Graph(sites=True, finite=True, values=True), and keep the losses: what is gone or written over has no values."
         )
     if a.version != b.version:

@@ -143,7 +143,7 @@ def _read_call(
         kept_bytes(node, seen),
         _known([p.serial for p in made_by], position),
         tuple([leaves.setdefault(leaf, len(leaves)) for leaf in ends]),
-        _is_zero(node),
+        is_zero(node),
     )
 
 
@@ -152,7 +152,7 @@ def _known(serials: Iterable[int], position: dict[int, int]) -> tuple[int, ...]:
     return tuple([position[serial] for serial in serials if serial in position])
 
 
-def _is_zero(node: Node) -> bool:
+def is_zero(node: Node) -> bool:
     """Whether all gradients of a call are declared to be zero."""
     if not isinstance(node, CallNode) or not node.plan.steps:
         return False

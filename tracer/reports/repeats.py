@@ -168,6 +168,8 @@ def _saved_bytes(nodes: Sequence[Node], firsts: Mapping[Node, Node]) -> dict[Nod
 
 
 def _verdict(rows: Sequence[RepeatRow], nodes: Sequence[Node]) -> str:
+    if not nodes:
+        return "no recorded call is alive: hold the loss while you ask"
     if not rows:
         return f"none of {calls(len(nodes))} was found to compute what another has computed"
     again, amount = sum(row.redundant for row in rows), sum(row.bytes for row in rows)

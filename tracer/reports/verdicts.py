@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch.nn.parameter import is_lazy
-from torch.utils.checkpoint import CheckpointFunction
 
 from ops_registry.sites import Site
 from tracer.errors import FreedGraphError, OverwrittenError
@@ -16,13 +15,24 @@ from tracer.notes.calls import Call
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import known_node
 from tracer.reports.badness import ABSENT, FINE, INF, NAN
-from tracer.reports.causes import CHOOSING, FIX_CUT, FIX_ZERO, OVERWRITING, PRODUCTS, STEPS, WHY_ZERO, name_of
+from tracer.reports.causes import (
+    CHOOSING,
+    FIX_CUT,
+    OVERWRITING,
+    PRODUCTS,
+    REENTRANT_FIX,
+    STEPS,
+    WHY_ZERO,
+    is_reentrant,
+    name_of,
+)
 from tracer.reports.evidence import NUMBERS, Evidence, Origin, call_of, kind_of
-from tracer.reports.gradient_births import hooks_told
+from tracer.reports.gradient_births import hooked, hooks_told
 from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
+from tracer.reports.zeros import TIMES_ZERO, why_rounded, why_zero
 from tracer.tracked_tensor import Tensor
 
 #: How the verdicts are spoken of, the most surprising first.
@@ -55,7 +65,7 @@ class Cause(Row):
     reason: str
     #: What to change.
     fix: str = field(default="", repr=False)
-    #: That of the gradient, for ``ok``.
+    #: That of the gradient, for ``ok``, and for ``zero`` where it is rounding and nothing else.
     norm: float | None = field(default=None, repr=False)
 
     def told(self) -> str:
@@ -84,15 +94,18 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
         return _of_checkpoint(*evidence.nested[node.serial])
     serial = call_of(node).serial
     if serial not in evidence.reached:
-        return _not_reached(serial, loss, evidence, frozen)
+        return _not_reached(call_of(node), loss, evidence, frozen)
     if evidence.error is not None:
         return [_failed(evidence)]
     state = evidence.came.get(node.serial, ABSENT)
     if state == FINE:
-        return [_ok(node, evidence, with_path), *of_loss(evidence)]
+        rounding = evidence.rounded_by(node)
+        judged = _ok(node, evidence, with_path) if rounding is None else _rounded(rounding, node, evidence)
+        return [judged, *of_loss(evidence)]
     found = [_of_origin(origin, state, node, evidence) for origin in evidence.origins.get(node.serial, ())]
     if node.serial not in evidence.reached or not found:
         found.append(_of_unused_result(call_of(node)))
+    found.sort(key=lambda cause: cause.reason == TIMES_ZERO)
     if kind_of(state) != "not finite":
         found += [_of_cut(end.cut) for end in evidence.ends(serial) if end.cut is not None and end.rank[0] == 0]
         found += of_loss(evidence)
@@ -133,11 +146,17 @@ def _without_history(tensor: torch.Tensor, evidence: Evidence) -> list[Cause]:
     else:
         reason = "it does not require grad: it is data, or came out of a call that ends histories"
     fix = "Turn it on before the forward pass: requires_grad_()"
-    found = [Cause("frozen", "", None, reason, fix)]
-    if not isinstance(tensor, torch.nn.Parameter):
-        ends = [cut for cut in reversed(evidence.cuts) if cut.leaf is None and cut.what not in NUMBERS]
-        found += [_of_cut(cut) for cut in ends[:3]]
-    return found
+    frozen = Cause("frozen", "", None, reason, fix)
+    if isinstance(tensor, torch.nn.Parameter):
+        return [frozen]
+    ends = [cut for cut in reversed(evidence.cuts) if cut.leaf is None and cut.what not in NUMBERS]
+    if type(tensor) is not Tensor or not tensor.is_floating_point():
+        return [frozen, *[_of_cut(cut) for cut in ends[:3]]]
+    # It came out of a call: most likely one that was given something of its shape. Of calls that are gone no shape is known.
+    shapes = evidence.shapes()
+    alike = [cut for cut in ends if any(shapes.get(serial, tensor.shape) == tensor.shape for serial in cut.parents)]
+    others = [cut for cut in ends if cut not in alike]
+    return [*[_of_cut(cut) for cut in alike[:3]], frozen, *[_of_cut(cut) for cut in others[: 3 - len(alike)]]]
 
 
 def _untracked(tensor: torch.Tensor, loss: Any, evidence: Evidence) -> Cause:
@@ -166,8 +185,9 @@ def _is_behind_torch(tensor: torch.Tensor, evidence: Evidence) -> bool:
     return False
 
 
-def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]) -> list[Cause]:
-    if isinstance(evidence.error, FreedGraphError) and any(n.op == CheckpointFunction.__name__ for n in evidence.order):
+def _not_reached(node: Node, loss: Any, evidence: Evidence, frozen: list[Cause]) -> list[Cause]:
+    serial = node.serial
+    if isinstance(evidence.error, FreedGraphError) and any(is_reentrant(n) for n in evidence.order):
         return [_failed(evidence)]  # its backward, which has run, may have come to this one
     found = []
     for end in evidence.ends(serial):
@@ -180,6 +200,9 @@ def _not_reached(serial: int, loss: Any, evidence: Evidence, frozen: list[Cause]
             fix = "Add what it gives to the loss, or leave the call out"
             found.append(Cause("not in loss", call.op, call.site, reason, fix))
     if not found and not frozen:
+        if evidence.root is not None and not isinstance(node, Leaf) and serial > evidence.root.serial:
+            reason = "it was made after the loss: an index or a view (weight[0], weight.T) is a new tensor each time"
+            return [Cause("unused", node.op, node.site, reason, "Ask about the tensor that it was made of")]
         if serial in evidence.calls:
             return [_dead_end(serial, evidence)]
         fix = (
@@ -206,14 +229,21 @@ def _loss_without_history(loss: Any) -> Cause:
 
 def _of_cut(cut: Cut) -> Cause:
     op = cut.site.op
-    told = f"{cut.what} ({op})" if cut.what in ("no_grad", "inference_mode", "requires_grad_(False)") else cut.what
-    if cut.what in ("detach", "integer result", "no gradient", "conversion", "other class"):
+    told = (
+        f"{cut.what} ({op})"
+        if cut.what in ("no_grad", "inference_mode", "requires_grad_(False)", "sample")
+        else cut.what
+    )
+    if cut.what in ("detach", "integer result", "no gradient", "conversion", "other class", "marked", "inside"):
         told = op
     reasons = {
         "no_grad": "gradients were off when the call was made (no_grad, set_grad_enabled(False))",
         "inference_mode": "gradients were off when the call was made",
         "integer result": "integers carry no gradient",
         "no gradient": "its result carries no gradient, whatever it is given",
+        "sample": "what a distribution draws has no gradient towards its parameters",
+        "marked": "the Function gives this result without a gradient: it is marked so, or of integers",
+        "inside": "what it returned has no history in torch's own autograd, where it ran",
         "requires_grad_(False)": "a leaf on the way did not require grad from there on",
         "grad": "gradients taken without create_graph=True have no history",
         "deepcopy": "the copy is a leaf of its own",
@@ -232,6 +262,13 @@ def _ok(node: Node, evidence: Evidence, with_path: bool) -> Cause:
         shown = " -> ".join(way if len(way) <= 8 else [*way[:4], "...", *way[-3:]])
         reason += f", by {shown}" if way else ", as it is the loss itself"
     return Cause("ok", "", None, reason, _FILLS_NO_GRAD if _fills_no_grad(node) else "", norm=value)
+
+
+def _rounded(rounding: Node, node: Node, evidence: Evidence) -> Cause:
+    call, undone, fix = why_rounded(call_of(rounding), evidence)
+    norm = evidence.norms[node.serial]
+    reason = f"{undone}; what is left of its gradient, of norm {norm:.2g}, is rounding"
+    return Cause("zero", call.op, call.site, reason, fix, norm)
 
 
 _FILLS_NO_GRAD = (
@@ -264,7 +301,7 @@ def _of_checkpoint(state: int, norm: float) -> list[Cause]:
     if state == FINE:
         return [Cause("ok", "", None, f"its gradient has norm {norm:.4g}, {inside}", norm=norm)]
     cause = {NAN: "nan", INF: "inf"}.get(state, "zero")
-    return [Cause(cause, "", None, f"so it came {inside}", "Pass use_reentrant=False to see which call made it so")]
+    return [Cause(cause, "", None, f"so it came {inside}", REENTRANT_FIX)]
 
 
 def _of_unused_result(call: Node) -> Cause:
@@ -287,14 +324,16 @@ def _of_origin(origin: Origin, state: int, subject: Node, evidence: Evidence) ->
         reason = ", ".join(filter(None, (f"{told} was given a gradient and made it so", hooks_told(origin.node))))
         return Cause(_word(state), "a hook", node.site, reason, "Look at register_hook on it")
     if origin.how == "rule" and node.extras is not None and node.extras.post_hooks:
-        reason = "a gradient came, and this is what the hook or the call passed on"
-        return Cause(
-            _word(state), f"a hook on {node.op}", node.site, reason, "Look at the hook: of the module, or of grad_fn"
-        )
+        told = "a gradient came, and this is what the hook or the call passed on"
+        reason = ", ".join(filter(None, (told, hooks_told(node))))
+        fix = "Look at the hook: of the module, or of grad_fn"
+        return Cause(_word(state), f"a hook on {hooked(node)}", node.site, reason, fix)
     if origin.how == "sum":
         return _cancelled(node, evidence)
     if kind == "absent":
         assert origin.parent is not None
+        if is_reentrant(node):
+            return Cause("cut", node.op, node.site, "the stretch that it runs sends nothing back there", REENTRANT_FIX)
         reason = (
             f"its own backward returns None for input {_input_name(node, origin.parent)} of those that require grad"
         )
@@ -327,30 +366,21 @@ def _zero(origin: Origin, node: Node, subject: Node, evidence: Evidence) -> Caus
         if call_of(killer) is not node:
             node = call_of(killer)
             given = _input_name(node, parent)
-    name = name_of(node.op)
     inside = [
         n for n in getattr(node, "inside", ()) if name_of(n.op) in STEPS or name_of(n.op) in WHY_ZERO.keys() - PRODUCTS
     ]
     if len(inside) == 1:  # of a level of torch.vmap: nothing else in it is as likely
-        node, name = inside[0], name_of(inside[0].op)
+        node = inside[0]
     if _overwrites(node, given):
         reason = "it writes other values over these: what they were does not matter to the loss"
         return Cause("overwritten", node.op, node.site, reason, "Write elsewhere, or into a part of it")
-    fix = FIX_ZERO.get(name, "")
-    if name in STEPS:
-        reason = "its derivative is 0 everywhere"
-        fix = "Give it a rule that lets the gradient through (ops_registry.use)"
-    else:
-        reason = WHY_ZERO.get(name, f"what it passes on to '{given}' is 0 throughout")
-    if node.dtype in (torch.float16, torch.bfloat16):
-        reason += ", or too small for half precision"
-        fix = (
-            f"{fix}; or scale the loss up (torch.amp.GradScaler)" if fix else "Scale the loss up (torch.amp.GradScaler)"
-        )
+    reason, fix = why_zero(node, given)
     return Cause("zero", node.op, node.site, reason, fix)
 
 
 def _overwrites(node: Node, given: str) -> bool:
+    if node.op == "normal":  # torch.normal, which draws anew, and not normal_
+        return False
     written = isinstance(node, CallNode) and node.plan.rule.signature.names[0] == given
     return written and (name_of(node.op) in OVERWRITING or node.op in OVERWRITING)
 

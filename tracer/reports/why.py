@@ -9,8 +9,9 @@ from typing import Any, overload
 import torch
 
 from ops_registry.sites import Site
-from tracer.errors import FreedGraphError, OverwrittenError
-from tracer.graph import Graph
+from tracer.errors import FreedGraphError, NotNotedError, OverwrittenError, ReportError
+from tracer.graph import Graph, backward_order
+from tracer.node import Leaf
 from tracer.recording.parents import known_node
 from tracer.reports.evidence import Evidence, call_of
 from tracer.reports.report import Report, Row
@@ -48,10 +49,12 @@ class ParameterRow(Row):
     parameter: str
     op: str
     site: Site | None
-    #: That of the gradient, for ``ok``.
+    #: That of the gradient, for ``ok``, and for ``zero`` where it is rounding and nothing else.
     norm: float | None
     #: All causes, the likeliest first.
     causes: tuple[Cause, ...] = field(repr=False)
+    #: Whether its ``.grad`` was there when it was asked about.
+    has_grad: bool = field(default=False, repr=False)
 
 
 class WhyModel(Report[ParameterRow]):
@@ -75,6 +78,12 @@ class WhyModel(Report[ParameterRow]):
             for places, group in ordered
             if (first := group[0].causes[0]).cause != "ok"
         ]
+        filled = [row.parameter for row in rows if row.has_grad and row.cause in ("cut", "not in loss", "unused")]
+        if filled:
+            told_of = ", ".join(filled[:2]) + (f" and {len(filled) - 2:,} more" if len(filled) > 2 else "")
+            advice.append(
+                f"This is about one loss. Another backward pass has filled .grad of {told_of}: ask about each loss by itself."
+            )
         if of_loss and not {"nan", "inf"}.intersection(row.cause for row in rows):  # no gradient tells of it
             told.insert(0, f"the loss is {of_loss[0].told()}")
             advice.insert(0, f"{of_loss[0].sentence()}. {of_loss[0].fix}.")
@@ -119,6 +128,10 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     still gets an answer for each parameter: ``unknown`` for these.
     """
     check_graph("why", graph)
+    if not graph.notes_sites:
+        raise NotNotedError(
+            "why() was asked of a graph that does not note sites: open it as tracer.Graph(sites=True) around the forward pass"
+        )
     if not isinstance(loss, complex | float | int):
         check_tensor("why", "the loss", loss)
     if isinstance(subject, torch.nn.Module):
@@ -126,10 +139,20 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
         return _why_model(subject, loss, graph)
     check_tensor("why", "what it is asked about, which may be a torch.nn.Module too", subject)
     node = known_node(subject)
+    _check_order(subject, loss)
     evidence = Evidence(loss, graph, node)
     if node is not None and call_of(node).serial in evidence.reached:
         _raise_what_backward_raised(evidence)
     return Why(causes_of(subject, loss, evidence, with_path=True))
+
+
+def _check_order(subject: torch.Tensor, loss: Any) -> None:
+    """Raise ``ReportError`` where the loss is a leaf that the other tensor was made of."""
+    node, of_loss = known_node(subject), known_node(loss) if isinstance(loss, torch.Tensor) else None
+    if isinstance(of_loss, Leaf) and node is not None and node is not of_loss and of_loss in backward_order([node]):
+        raise ReportError(
+            "why() was given, for the loss, a leaf that the tensor asked about was made of. Mind the order: why(tensor, loss, graph)."
+        )
 
 
 def _why_model(model: torch.nn.Module, loss: Any, graph: Graph) -> WhyModel:
@@ -146,7 +169,8 @@ def why_each(names: Mapping[torch.Tensor, Sequence[str]], loss: Any, graph: Grap
     for parameter, given in names.items():
         causes = tuple(causes_of(parameter, loss, evidence))
         first = causes[0]
-        rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes))
+        has_grad = parameter.is_leaf and parameter.grad is not None
+        rows.append(ParameterRow(first.cause, " = ".join(given), first.op, first.site, first.norm, causes, has_grad))
     return WhyModel(rows, of_loss(evidence))
 
 

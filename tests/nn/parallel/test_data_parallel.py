@@ -11,6 +11,9 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 from support.parallel_checks import JOINED, differences, differences_of_four, unused_in_one
+from support.parallel_compiled import PROGRAMS as COMPILED
+from support.parallel_compiled import Program as OfSteps
+from support.parallel_hooks import HOOKED
 from support.parallel_training import OF_FOUR, SAME, Program
 from support.processes import in_processes
 
@@ -25,7 +28,7 @@ def four() -> list[dict[str, str]]:
     return in_processes(differences_of_four, 4)
 
 
-@pytest.mark.parametrize("program", SAME)
+@pytest.mark.parametrize("program", [*SAME, *HOOKED])
 def test_two_processes_get_what_torchs_wrapper_gives_to_the_bit(two: list[dict[str, Any]], program: Program) -> None:
     assert [rank[program.__name__] for rank in two] == ["", ""]
 
@@ -35,9 +38,18 @@ def test_four_processes_get_what_torchs_wrapper_gives_to_the_bit(four: list[dict
     assert [rank[program.__name__] for rank in four] == ["", "", "", ""]
 
 
+@pytest.mark.parametrize("program", COMPILED)
+def test_compiled_steps_get_what_eager_ones_get_to_the_bit(two: list[dict[str, Any]], program: OfSteps) -> None:
+    assert [rank[program.__name__] for rank in two] == ["", ""]
+
+
 @pytest.mark.parametrize("program", JOINED)
 def test_two_processes_are_as_good_as_one_on_the_joined_batch(two: list[dict[str, Any]], program: Program) -> None:
     assert max(rank[program.__name__] for rank in two) < 1e-6
+
+
+def test_gradients_may_travel_in_bfloat16_by_gloo_too(two: list[dict[str, Any]]) -> None:
+    assert [rank["compressed_to_bfloat16"] for rank in two] == [[True] * 6] * 2
 
 
 def test_200_steps_of_the_demo_have_the_losses_of_one_process(two: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
-from support.parallel_training import Checkpointed, Forked, batch, network
+from support.parallel_training import Checkpointed, Forked, batch, completed, counting, gradients, network
 from support.processes import join_group
 
 import nn
@@ -28,10 +29,6 @@ def group_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     join_group(str(tmp_path_factory.mktemp("group") / "store"), 0, 1)
     yield
     dist.destroy_process_group()
-
-
-def gradients(module: torch.nn.Module) -> list[Any]:
-    return [None if p.grad is None else p.grad.tolist() for p in module.parameters()]
 
 
 # ---------------------------------------------------------------------- the wrapper
@@ -61,11 +58,27 @@ def test_other_names_of_torchs_module_are_torchs() -> None:
         _ = nn.parallel.no_such_name
 
 
-def test_a_wrapper_that_is_gone_takes_no_gradients() -> None:
+def test_a_wrapper_that_is_gone_takes_no_gradients_of_later_passes() -> None:
     module = network()
     DistributedDataParallel(module)(batch(0, 0))
     module(batch(0, 0)).sum().backward()
     assert all(p.grad is not None for p in module.parameters())
+
+
+def test_a_wrapper_that_is_gone_before_backward_is_told() -> None:
+    """torch exchanges nothing, in silence."""
+    module = network()
+    y = DistributedDataParallel(module)(batch(0, 0))
+    with pytest.raises(nn.ExchangeError, match="nobody holds any more"):
+        y.sum().backward()
+    assert set(map(str, gradients(module))) == {"None"}
+
+
+def test_an_unpickled_wrapper_is_tracked_again() -> None:
+    wrapped = pickle.loads(pickle.dumps(DistributedDataParallel(network())))
+    left = counting(wrapped)
+    wrapped(batch(0, 0)).sum().backward()
+    assert left == [0] and type(wrapped.module[0].weight) is tracer.Tensor
 
 
 def test_the_logging_data_tell_of_the_buckets() -> None:
@@ -82,6 +95,17 @@ def on_several_devices() -> Any:
     return DistributedDataParallel(module)
 
 
+def of_a_number(state: Any, bucket: Any) -> None: ...
+
+
+of_a_number.__annotations__ = {"bucket": int}
+
+
+def giving_a_bucket(state: Any, bucket: Any) -> None: ...
+
+
+giving_a_bucket.__annotations__ = {"return": dist.GradBucket}
+
 REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: DistributedDataParallel(network(), mixed_precision=object()), "mixed_precision"),
     (lambda: DistributedDataParallel(network(), delay_all_reduce_named_params=[]), "delay_all_reduce_named_params"),
@@ -89,7 +113,11 @@ REFUSED: tuple[tuple[Callable[[], Any], str], ...] = (
     (lambda: DistributedDataParallel(torch.nn.Embedding(3, 2, sparse=True)), "sparse=False"),
     (on_several_devices, "one device"),
     (lambda: DistributedDataParallel(network(), device_ids=[0, 1]), "one device"),
+    (lambda: DistributedDataParallel(3), "torch.nn.Module, got int"),  # type: ignore[arg-type]
+    (lambda: DistributedDataParallel(torch.nn.LazyLinear(3)), "weight, bias.*run it once"),
     (lambda: DistributedDataParallel(network()).register_comm_hook(None, None), "function of"),
+    (lambda: DistributedDataParallel(network()).register_comm_hook(None, of_a_number), "says of its argument.*int"),
+    (lambda: DistributedDataParallel(network()).register_comm_hook(None, giving_a_bucket), "says.*GradBucket"),
     (lambda: DistributedDataParallel(network()).register_comm_hook(None, lambda bucket: None), r"\(state, bucket\)"),
 )
 
@@ -105,6 +133,13 @@ def test_a_second_communication_hook_is_refused() -> None:
     wrapped.register_comm_hook(None, lambda state, bucket: None)
     with pytest.raises(nn.ExchangeError, match="registered already"):
         wrapped.register_comm_hook(None, lambda state, bucket: None)
+
+
+def test_a_graph_is_said_to_be_static_before_the_first_pass() -> None:
+    wrapped = DistributedDataParallel(network())
+    wrapped(batch(0, 0)).sum().backward()
+    with pytest.raises(nn.ExchangeError, match="static_graph=True when the module is wrapped"):
+        wrapped._set_static_graph()
 
 
 def test_optimisers_inside_backward_are_refused_by_name() -> None:
@@ -233,8 +268,8 @@ def test_a_module_converted_after_it_was_wrapped_is_refused_by_name() -> None:
     ("hook", "named"),
     [
         (lambda state, bucket: bucket.buffer(), "returned Tensor.*Future"),
-        (lambda state, bucket: _completed(bucket.buffer()[:1]), r"shape \(1,\)"),
-        (lambda state, bucket: _completed("text"), "gave str"),
+        (lambda state, bucket: completed(bucket.buffer()[:1]), r"shape \(1,\)"),
+        (lambda state, bucket: completed("text"), "gave str"),
     ],
 )
 def test_what_a_communication_hook_returns_is_looked_at(hook: Any, named: str) -> None:
@@ -243,12 +278,6 @@ def test_what_a_communication_hook_returns_is_looked_at(hook: Any, named: str) -
     with pytest.raises(nn.ExchangeError, match=named):
         wrapped(batch(0, 0)).sum().backward()
     assert set(map(str, gradients(wrapped))) == {"None"}
-
-
-def _completed(value: Any) -> torch.futures.Future[Any]:
-    future: torch.futures.Future[Any] = torch.futures.Future()
-    future.set_result(value)
-    return future
 
 
 def test_a_communication_hook_is_given_the_gradients_and_parameters_of_its_bucket() -> None:
@@ -262,7 +291,7 @@ def test_a_communication_hook_is_given_the_gradients_and_parameters_of_its_bucke
         seen.append((bucket.index(), bucket.is_last()))
         for p, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
             assert torch.equal(gradient, expected[id(p)]) and p.grad is None
-        return _completed(bucket.buffer() * 2)
+        return completed(bucket.buffer() * 2)
 
     wrapped.register_comm_hook(None, hook)
     wrapped(batch(0, 0)).sum().backward()
@@ -271,18 +300,6 @@ def test_a_communication_hook_is_given_the_gradients_and_parameters_of_its_bucke
 
 
 # ---------------------------------------------------------------------- passes
-def counting(wrapped: DistributedDataParallel) -> list[int]:
-    """The number of each bucket that leaves from now on."""
-    left: list[int] = []
-
-    def hook(state: Any, bucket: Any) -> torch.futures.Future[Any]:
-        left.append(bucket.index())
-        return _completed(bucket.buffer())
-
-    wrapped.register_comm_hook(None, hook)
-    return left
-
-
 def test_a_second_backward_pass_through_the_same_forward_pass_is_exchanged() -> None:
     """torch leaves it to each process, in silence."""
     wrapped = DistributedDataParallel(network())
@@ -363,23 +380,3 @@ def test_no_warning_of_ours_is_given() -> None:
         warnings.simplefilter("error")
         wrapped = DistributedDataParallel(network())
         wrapped(batch(0, 0)).sum().backward()
-
-
-# ---------------------------------------------------------------------- a compiled step
-def test_a_compiled_step_that_calls_the_wrapper_is_refused_by_name() -> None:
-    wrapped = DistributedDataParallel(network())
-    step = tracer.compile(lambda x: wrapped(x).sum().backward(), backend="replay")
-    with pytest.raises(tracer.CaptureError, match=r"wrapped\.exchange\(\)"):
-        step(batch(0, 0))
-    wrapped(batch(0, 0)).sum().backward()
-    assert None not in gradients(wrapped)
-
-
-def test_an_exchange_asked_for_needs_every_gradient() -> None:
-    wrapped = DistributedDataParallel(network())
-    with pytest.raises(nn.ExchangeError, match=r"\.grad of 0\.weight is None"):
-        wrapped.exchange()
-    wrapped(batch(0, 0)).sum().backward()
-    wrapped.module[0].weight.register_hook(lambda gradient: wrapped.exchange())
-    with pytest.raises(nn.ExchangeError, match="inside of a backward pass"):
-        wrapped.module(batch(0, 0)).sum().backward()

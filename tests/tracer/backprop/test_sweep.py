@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from support.leaves import leaf
+from torch.multiprocessing.reductions import StorageWeakRef
 
 
 def test_a_diamond_counts_every_path() -> None:
@@ -91,3 +92,15 @@ def test_grad_of_zero_is_zeros_for_results_too() -> None:
     x = leaf(1.5)
     y = x * 3
     assert [g.tolist() for g in torch.autograd.grad(y.floor().sum(), [y, x])] == [[0.0], [0.0]]
+
+
+def test_what_a_call_saved_is_let_go_before_the_next_is_visited() -> None:
+    x, gone = leaf(1.0), []
+    y = x * 1
+    y.register_hook(lambda g: gone.append(saved.expired()))
+    z = y.exp()
+    saved = StorageWeakRef(z.untyped_storage())
+    loss = z.sum()
+    del z
+    loss.backward()
+    assert gone == [True]

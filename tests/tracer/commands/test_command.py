@@ -127,6 +127,16 @@ WITHOUT_BACKWARD = """
 TRAINED = "import torch\nw = torch.ones(2, requires_grad=True)\nfor _ in range(2):\n    (w * w).sum().backward()\n"
 
 
+LOSES_ITS_HISTORY = """
+    import torch
+    from torch import nn
+    net = nn.Linear(2, 3)
+    if {backward}:
+        (net(torch.ones(4, 2)).argmax(1).float() - 1).square().mean().backward()  # planted
+    loss = torch.tensor(net(torch.ones(4, 2)).mean().item())  # planted
+"""
+
+
 class Runs:
     """Scripts in one folder, each command run once."""
 
@@ -283,6 +293,16 @@ def test_the_loss_that_a_script_names_is_asked_about_where_backward_was_never_ca
 
 
 # ---------------------------------------------------------------------- nothing to tell
+@pytest.mark.parametrize(("backward", "op", "line"), [(True, "argmax", 6), (False, "item", 7)])
+def test_a_loss_that_has_lost_its_history_is_asked_about_where_it_ended(
+    runs: Runs, backward: bool, op: str, line: int
+) -> None:
+    run = runs.report("why", "--track", runs.script(LOSES_ITS_HISTORY.format(backward=backward), f"{op}.py"))
+    assert run.returncode == int(backward), run.stderr
+    assert f"cut: by {op} at {op}.py:{line} (2 of 2 parameters)" in run.stdout
+    assert ("backward pass 1, at argmax.py:6" in run.stdout) == backward and "without a history" in run.stdout
+
+
 def test_a_script_that_trains_untracked_is_told_of_track(runs: Runs) -> None:
     run = runs.report("why", runs.script(TRAINED, "untracked.py"))
     assert "Nothing is tracked: 2 backward passes, all of torch's own autograd" in run.stdout

@@ -343,6 +343,15 @@ def transforms(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
     return loss, slopes
 
 
+def writes_into_a_product(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """It is a view of what torch makes inside of the call, which only C++ holds."""
+    product = torch.einsum("bi,ji->bj", model(x), torch.ones(3, 3))
+    product *= torch.tensor([1.0, 2.0, 3.0])
+    loss = F.cross_entropy(product, y)
+    loss.backward()
+    return loss
+
+
 ACTS = (
     zero_grad_first, lambda m, x, y: zero_grad_first(m, x, y, set_to_none=False), clip, several_passes, gradient_penalty, hooks_inside,
     writes_through_views, writes_an_argument, updates_parameters, functions, checkpointed,
@@ -351,7 +360,7 @@ ACTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("act", ACTS, ids=lambda act: act.__name__)
+@pytest.mark.parametrize("act", [*ACTS, writes_into_a_product], ids=lambda act: act.__name__)
 def test_steps_do_as_eagerly(act: Callable[..., Any]) -> None:
     assert_as_eager(mlp, step_that(act))
 

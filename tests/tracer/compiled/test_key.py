@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
 
 import nn
 import ops_registry
@@ -113,19 +115,73 @@ def test_a_rule_that_is_replaced_for_good_is_seen(clean_registry: None) -> None:
     assert not any(parameter.grad.any() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize(
-    "around", [torch.no_grad, lambda: torch.autocast("cpu", dtype=torch.bfloat16)], ids=["no_grad", "autocast"]
-)
-def test_modes_around_the_call_are_seen(around: Callable[[], Any]) -> None:
+class Doubling(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return result * self.factor if getattr(func, "__name__", "") == "relu" else result
+
+    def __init__(self, factor: float = 2.0) -> None:
+        super().__init__()
+        self.factor = factor
+
+
+AROUND: dict[str, Callable[[], Any]] = {
+    "no_grad": torch.no_grad,
+    "autocast": lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    "default device": lambda: torch.device("meta"),
+    "a mode": Doubling,
+    "another mode": lambda: Doubling(3.0),
+    "cuDNN's flags": lambda: torch.backends.cudnn.flags(enabled=False),
+}
+
+
+@pytest.mark.parametrize("first", ["nothing", "a mode", "default device"])
+@pytest.mark.parametrize("name", AROUND)
+def test_modes_around_the_call_are_seen(name: str, first: str) -> None:
     model, x = mlp(), torch.randn(5, 4)
-    compiled = tracer.compile(lambda x: model(x), backend="replay")
-    with around():
-        expected = model(x)
-    compiled(x)
-    with around():
-        got = compiled(x)
-    assert got.dtype == expected.dtype
-    assert got.requires_grad == expected.requires_grad
+    compiled = tracer.compile(lambda x: (model(x), torch.zeros(2)), backend="replay")
+    with AROUND.get(first, contextlib.nullcontext)():
+        compiled(x)
+    for _ in range(2):
+        with AROUND[name]():
+            for got, expected in zip(compiled(x), (model(x), torch.zeros(2)), strict=True):
+                assert (got.dtype, got.device, got.requires_grad) == (
+                    expected.dtype,
+                    expected.device,
+                    expected.requires_grad,
+                )
+                assert got.device.type == "meta" or torch.equal(got, expected)
+    # Inside of a mode of the user's the step runs as it is written, which makes no graph.
+    assert len(compiled.explain().rows) == len({first, name} - {"a mode", "another mode"})
+
+
+SWITCHED: dict[str, Callable[[bool], Any]] = {
+    "oneDNN": lambda on: torch.backends.mkldnn.set_flags(on),
+    "flash attention": torch.backends.cuda.enable_flash_sdp,
+    "attention by cuDNN": torch.backends.cuda.enable_cudnn_sdp,
+    "attention in half precision": lambda on: torch.backends.cuda.allow_fp16_bf16_reduction_math_sdp(not on),
+    "deterministic algorithms": lambda on: torch.use_deterministic_algorithms(not on),
+    "precision": lambda on: torch.set_float32_matmul_precision("highest" if on else "medium"),
+    "precision of one kind": lambda on: setattr(
+        torch.backends.mkldnn.matmul, "fp32_precision", "ieee" if on else "bf16"
+    ),
+    "default dtype": lambda on: torch.set_default_dtype(torch.float32 if on else torch.float64),
+    "threads": lambda on: torch.set_num_threads(1 if on else 2),
+}
+
+
+@pytest.mark.parametrize("name", SWITCHED)
+def test_switches_of_torch_are_seen(name: str) -> None:
+    model, x, threads = mlp(), torch.randn(5, 4), torch.get_num_threads()
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay")
+    try:
+        for on in (True, False, True):
+            SWITCHED[name](on)
+            compiled(x)
+        assert len(compiled.explain().rows) == 2
+    finally:
+        SWITCHED[name](True)
+        torch.set_num_threads(threads)
 
 
 def test_explain_says_what_differed() -> None:
@@ -141,6 +197,16 @@ def test_explain_says_what_differed() -> None:
     assert any("shape of x" in text for text in rows[1]["differed"])
     assert any("self.scale" in text for text in rows[2]["differed"])
     assert "captured since these differed" in str(compiled.explain())
+
+
+def test_explain_tells_of_graphs_that_were_let_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tracer.compiled.step.KEPT", 2)
+    compiled = tracer.compile(lambda x, factor: x * factor, backend="replay")
+    for factor in range(5):
+        torch.testing.assert_close(compiled(torch.ones(3), factor), torch.full((3,), float(factor)))
+    report = compiled.explain()
+    assert (len(report.rows), report.let_go, report.to_dict()["let_go"]) == (1, 4, 4)
+    assert "4 graphs that were captured before were let go" in str(report)
 
 
 def test_many_graphs_are_told_of_once() -> None:

@@ -45,6 +45,13 @@ def seeds(loss: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
     return F.dropout(x)
 
 
+def swallows(loss: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x * loss.item()
+    except Exception:
+        return x
+
+
 REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "numpy": (lambda loss, x: loss.detach().numpy(), r"numpy\(\) reads the memory"),
     "array": (lambda loss, x: np.asarray(x), r"__array__\(\) reads the memory"),
@@ -95,6 +102,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         lambda loss, x: torch.sparse_csr_tensor(torch.tensor([0, 1]), torch.tensor([0]), x[0, :1], (1, 1)),
         "sparse_csr_tensor raises in a step that is captured",
     ),
+    "assertion of torch's": (
+        lambda loss, x: F.embedding(torch.tensor([0]), model[0].weight, padding_idx=99),
+        r"embedding raises in a step that is captured, at .*test_refusals\.py:\d+: Padding_idx",
+    ),
     "MKL-DNN": (lambda loss, x: x.to_mkldnn(), "to_mkldnn raises in a step that is captured"),
     "nested": (lambda loss, x: torch.nested.nested_tensor([x]), "cannot tell the result of a call without running it"),
     "optimiser": (steps, r"SGD\.step\(\)"),
@@ -107,8 +118,15 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "counter": (counts, r"changes count\['steps'\]"),
     "list": (lambda loss, x: seen.append(loss.detach()), "changes seen"),
     "attribute": (sets_an_attribute, r"changes model\.last"),
+    "hook": (lambda loss, x: model[0].weight.register_hook(lambda grad: grad * 2), r"other hooks on model\.0\.weight"),
     "Python's random numbers": (lambda loss, x: loss * random.random(), "Python's random"),
     "NumPy's random numbers": (lambda loss, x: loss * np.random.rand(), "Python's random or from NumPy"),
+    "a refusal that is caught": (swallows, "asks for the value"),
+    "default dtype": (
+        lambda loss, x: torch.set_default_dtype(torch.float64),
+        r"another state behind \(default dtype\)",
+    ),
+    "grad mode": (lambda loss, x: (torch.set_grad_enabled(False), None)[1], r"another state behind \(grad mode\)"),
     "seed": (seeds, "seeds the random numbers"),
     "generator": (lambda loss, x: torch.rand(3, generator=torch.Generator()), "generator of the user's"),
 }

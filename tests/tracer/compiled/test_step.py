@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 import nn
 import tracer
+from tracer.errors import GradientArgumentError
 
 
 def mlp() -> torch.nn.Module:
@@ -110,3 +113,118 @@ def test_a_plain_argument_may_be_made_to_require_grad_inside() -> None:
         eager(theirs)
         torch.testing.assert_close(ours.grad, theirs.grad)
         assert_same_gradients(model, twin)
+
+
+class Trainer:
+    """Steps of every form around one model."""
+
+    def __init__(self, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.model = nn.track(torch.nn.Sequential(torch.nn.Linear(4, 3)))
+        self.factor = 1.0
+        self.own = tracer.compile(self.plain, backend="replay")
+
+    def plain(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return train_step(self.model)(self.factor * x, y)
+
+    __call__ = plain
+    decorated = tracer.compile(backend="replay")(plain)
+    static = staticmethod(tracer.compile(lambda trainer, x, y: trainer.plain(x, y), backend="replay"))
+
+
+FORMS: dict[str, Callable[[Trainer], Any]] = {
+    "bound method": lambda t: t.own,
+    "decorated method": lambda t: t.decorated,
+    "static method": lambda t: lambda x, y: t.static(t, x, y),
+    "callable object": lambda t: tracer.compile(t, backend="replay"),
+    "static method object": lambda t: tracer.compile(staticmethod(lambda x, y: t.plain(x, y)), backend="replay"),
+    "copy": lambda t: copy.copy(t.own),
+    "deep copy": lambda t: copy.deepcopy(t.own),
+    "deep copy of its owner": lambda t: copy.deepcopy(t).own,
+    "pickled": lambda t: pickle.loads(pickle.dumps(t.own)),
+    "compiled twice": lambda t: tracer.compile(t.own, backend="replay"),
+}
+
+
+@pytest.mark.parametrize("name", FORMS)
+def test_forms_of_steps(name: str) -> None:
+    x, y = torch.randn(5, 4), torch.randint(3, (5,))
+    for seed in (0, 1):
+        trainer, twin = Trainer(seed), Trainer(seed)
+        if "copy" in name or name == "pickled":
+            trainer.own(x, y)
+        step = FORMS[name](trainer)
+        for _ in range(2):
+            torch.testing.assert_close(step(x, y).detach(), twin.plain(x, y).detach())
+        if "deep" not in name and name != "pickled":  # those have a trainer of their own
+            trainer.factor = twin.factor = 2.0
+            torch.testing.assert_close(step(x, y).detach(), twin.plain(x, y).detach())
+
+
+@tracer.compile(backend="replay")
+def by_name(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+def test_a_step_that_a_module_has_is_pickled_by_its_name() -> None:
+    assert pickle.loads(pickle.dumps(by_name)) is by_name
+
+
+@pytest.mark.parametrize("given", [5, classmethod(lambda cls: None)], ids=["number", "class method"])
+def test_what_cannot_be_called_is_refused(given: Any) -> None:
+    with pytest.raises(GradientArgumentError, match=r"cannot be called: .*@classmethod above @tracer\.compile"):
+        tracer.compile(given)
+
+
+def pair(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    return tensor, tensor.grad
+
+
+def kept(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    hidden.retain_grad()
+    (hidden * hidden).sum().backward()
+    return pair(hidden)
+
+
+def own_leaf(hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
+    leaf = tracer.tensor([1.0, 2.0, 3.0], requires_grad=True)
+    (hidden * leaf).sum().backward()
+    return pair(leaf)
+
+
+RETURNED: dict[str, Callable[..., Any]] = {
+    "detached argument": lambda model, x: x.detach(),
+    "detached parameter": lambda model, x: model[0].weight.detach(),
+    "data of a parameter": lambda model, x: model[0].weight.data,
+    "shape": lambda model, x: (x.shape, {"same": x.shape}),
+    "a result with its gradient": lambda model, x: kept(model(x)),
+    "a leaf with its gradient": lambda model, x: own_leaf(model(x)),
+}
+
+
+@pytest.mark.parametrize("name", RETURNED)
+def test_what_is_returned_is_what_the_eager_step_returns(name: str) -> None:
+    model = mlp()
+    step = lambda x: RETURNED[name](model, x)  # noqa: E731
+    compiled = tracer.compile(step, backend="replay")
+    for _ in range(3):
+        x = torch.randn(5, 4)
+        got, expected = (leaves_of(run(x)) for run in (compiled, step))
+        for a, b in zip(got, expected, strict=True):
+            assert type(a) is type(b)
+            if not isinstance(b, torch.Tensor):
+                assert a == b
+                continue
+            torch.testing.assert_close(a.detach(), b.detach())
+            assert a is not x
+            assert a is not model[0].weight
+            assert a.requires_grad == b.requires_grad
+            assert (a.data_ptr() == x.data_ptr()) == (b.data_ptr() == x.data_ptr())
+            assert (a.data_ptr() == model[0].weight.data_ptr()) == (b.data_ptr() == model[0].weight.data_ptr())
+            if b.grad is not None:
+                torch.testing.assert_close(a.grad, b.grad)
+    assert model[0].weight.requires_grad
+
+
+def leaves_of(value: Any) -> list[Any]:
+    return torch.utils._pytree.tree_leaves(value, is_leaf=lambda part: isinstance(part, torch.Size))

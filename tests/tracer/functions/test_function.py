@@ -471,3 +471,24 @@ def test_a_function_of_plain_tensors_that_computes_with_tracked_ones_keeps_its_h
     ((scaled + doubled) * weight).sum().backward()
     assert x.grad is not None and x.grad.tolist() == [8.0, 15.0]
     assert weight.grad is not None and weight.grad.tolist() == [4.0, 5.0]
+
+
+def test_a_gradient_that_leaves_a_function_is_plain_in_every_backward_pass() -> None:
+    seen: list[type] = []
+
+    class Scale(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(y)
+            return x * y
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> Any:
+            (y,) = ctx.saved_tensors
+            return grad * y, None
+
+    x, y = tracer.tensor([1.0, 2.0], requires_grad=True), tracer.tensor([3.0, 4.0], requires_grad=True)
+    before = x * 2
+    before.register_hook(lambda grad: seen.append(type(grad)))
+    Scale.apply(before, y).sum().backward()
+    assert seen == [torch.Tensor] and x.grad.tolist() == [6.0, 8.0]

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from support.leaves import leaf32
 from torch.utils.checkpoint import checkpoint
 
@@ -56,6 +57,41 @@ def test_a_result_is_asked_about_as_a_leaf_is() -> None:
     assert tracer.why(loss, loss, graph).verdict == "ok: its gradient has norm 1, as it is the loss itself"
 
 
+SCORES = torch.tensor([1.0, 5.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("op", "program"),
+    [
+        ("softmax", lambda x: ((SCORES + x.sum()).softmax(0) * SCORES).sum()),
+        ("layer_norm", lambda x: (F.layer_norm(SCORES * x.sum(), (3,), eps=0.0) * SCORES).sum()),
+        (
+            "batch_norm",
+            lambda x: (
+                (F.batch_norm(torch.eye(3) @ torch.eye(3) + x, None, None, training=True) * SCORES).mean(0)[:2].sum()
+            ),
+        ),
+        ("div", lambda x: (SCORES * x.sum() / (SCORES * x.sum()).norm() * SCORES).sum()),
+    ],
+)
+def test_what_rounding_has_left_of_a_gradient_is_told_as_zero_with_the_call_that_undoes_it(
+    op: str, program: Callable[[T], T]
+) -> None:
+    x = leaf32(0.3, 0.71, 0.97)
+    loss, graph = noted(lambda: program(x))
+    assert bool(torch.autograd.grad(loss, x, retain_graph=True)[0].any()), "else it is told as any other zero"
+    answer = tracer.why(x, loss, graph)
+    assert answer.cause == "zero" and answer.rows[0].op == op and "is rounding" in answer.verdict
+    assert f" at test_why.py:{inspect.getsourcelines(program)[1]}" in answer.verdict or op == "batch_norm"
+
+
+@pytest.mark.parametrize("scale", [1e-9, 1e-30])
+def test_a_gradient_that_is_only_small_is_ok(scale: float) -> None:
+    x = leaf32(0.3, 0.71, 0.97)
+    loss, graph = noted(lambda: (x.sin() * scale).sum() + leaf32(1.0).sum())
+    assert tracer.why(x, loss, graph).cause == "ok"
+
+
 def test_the_elements_of_a_loss_are_summed() -> None:
     x = leaf32(3.0, 4.0)
     loss, graph = noted(lambda: x * 2)
@@ -84,7 +120,7 @@ def test_real_cuts_rank_before_those_of_a_log() -> None:
 
     loss, graph = noted(program)
     answer = tracer.why(x, loss, graph)
-    assert [cause.op for cause in answer.rows] == ["detach", "gt", "argmax", "item"]
+    assert [cause.op for cause in answer.rows] == ["detach", "argmax", "gt", "item"]
     assert "What it may be as well:" in str(answer)
 
 
@@ -155,11 +191,38 @@ def test_a_graph_that_was_released_is_refused_with_the_remedy_and_its_cuts_are_t
     assert tracer.why(cut, loss, graph).cause == "cut"
 
 
+def test_a_result_without_history_is_told_by_the_cut_that_it_came_out_of() -> None:
+    x = leaf32(1.0, 2.0)
+    with tracer.Graph(sites=True) as graph:
+        kept = x.exp().detach()
+        loss = (kept * x).sum()
+        x.sum().detach()
+    assert tracer.why(kept, loss, graph).verdict.startswith("cut: by detach at test_why.py:")
+    assert tracer.why(torch.ones(2), loss, graph).cause == "frozen"
+
+
+def test_a_view_that_is_made_for_the_question_is_told_so() -> None:
+    layer = nn.track(torch.nn.Linear(2, 2))
+    loss, graph = noted(lambda: layer(torch.ones(2)).sum())
+    assert "made after the loss" in tracer.why(layer.weight[0], loss, graph).verdict
+    assert "made after the loss" in tracer.why(layer.weight.T, loss, graph).verdict
+
+
+def test_a_result_that_a_reentrant_checkpoint_cuts_is_told_what_shows_more() -> None:
+    x = leaf32(1.0, 2.0)
+    loss, graph = noted(lambda: checkpoint(lambda t: t.detach() * leaf32(1.0), x * 2, use_reentrant=True).sum())
+    assert "cut: by CheckpointFunction" in str(answer := tracer.why(x, loss, graph)) and "use_reentrant=False" in str(
+        answer
+    )
+
+
 def test_wrong_questions_are_refused() -> None:
     x = leaf32(1.0)
     loss, graph = noted(lambda: x * 2)
     with pytest.raises(tracer.ReportError, match="list"):
         tracer.why([x], loss, graph)  # type: ignore[call-overload]
+    with pytest.raises(tracer.ReportError, match="Mind the order"):
+        tracer.why(loss, x, graph)
     with pytest.raises(tracer.ReportError, match="for the loss"):
         tracer.why(x, "loss", graph)  # type: ignore[call-overload]
     with pytest.raises(tracer.NotNotedError, match=r"tracer\.Graph\(sites=True\)"):
@@ -249,6 +312,15 @@ def test_one_cause_in_many_places_is_told_once() -> None:
     )
     assert len(answer.advice) == 1 and "and 2 more places: gradients were off" in answer.advice[0]
     assert [row.parameter for row in answer] == [f"{i}.weight" for i in range(6)]
+
+
+def test_a_parameter_that_another_loss_has_trained_is_told_so() -> None:
+    net = nn.track(Net())
+    with tracer.Graph(sites=True) as graph:
+        net.spare(torch.ones(3)).sum().backward()
+        loss = net(torch.ones(2, 3)).sum()
+    advice = tracer.why(net, loss, graph).advice[-1]
+    assert "Another backward pass has filled .grad of spare.weight, spare.bias" in advice
 
 
 def test_a_loss_that_is_nan_is_told_beside_gradients_that_are_fine() -> None:
