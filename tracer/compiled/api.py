@@ -12,6 +12,7 @@ from tracer.compiled.backends import Backend
 from tracer.compiled.module import compile_module
 from tracer.compiled.optimizers import FullStep
 from tracer.compiled.step import CompiledStep
+from tracer.errors import GradientArgumentError
 
 
 def compile(
@@ -59,6 +60,11 @@ def compile(
     """
     given = [modules] if isinstance(modules, torch.nn.Module) else modules
     if isinstance(step, torch.nn.Module):
+        if fullstep is not False:
+            raise GradientArgumentError(
+                f"fullstep={fullstep!r} was given with a module ({type(step).__name__}): an optimiser steps inside of a step, a function "
+                f"that calls backward() and optimizer.step(). Compile that."
+            )
         return compile_module(step, given, backend, dynamic, check)
     if step is None:
         return functools.partial(

@@ -205,3 +205,8 @@ def test_what_cannot_be_in_a_full_step_is_refused_by_name(name: str) -> None:
 
 def test_without_fullstep_the_refusal_names_it() -> None:
     assert "fullstep=True" in _refused(*SGD, lambda optimizer: optimizer.step())
+
+
+def test_a_module_has_no_full_step() -> None:
+    with pytest.raises(tracer.GradientArgumentError, match="fullstep=True was given with a module"):
+        tracer.compile(torch.nn.Linear(2, 2), fullstep=True)
