@@ -70,3 +70,13 @@ def clean_registry() -> Iterator[None]:
     RULES.clear()
     RULES.update(rules)
     changes.replaced = replaced
+
+
+@pytest.fixture(scope="module")
+def group_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A group of ``torch.distributed`` whose only process is the one of the tests."""
+    from support.processes import join_group
+
+    join_group(str(tmp_path_factory.mktemp("group") / "store"), 0, 1)
+    yield
+    torch.distributed.destroy_process_group()

@@ -10,7 +10,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_
 
 import tracer
 from nn.parallel import DistributedDataParallel
-from support.parallel_training import SMALL, Forked, batch, images, network, state
+from support.parallel_training import SMALL, Forked, batch, difference_of, images, network, state
 
 #: Gets what compiles a step, or leaves it as it is, and the rank.
 Program = Callable[[Callable[[Any], Any], int], list[torch.Tensor]]
@@ -233,11 +233,4 @@ def of_compiled_steps(program: Program, rank: int) -> str:
     """How what compiled steps make differs from what eager ones make; nothing where they are equal to the bit."""
     eager = program(lambda step: step, rank)
     compiled = program(by_replay, rank)
-    if len(eager) != len(compiled) or not eager:
-        return f"{len(compiled)} tensors in place of {len(eager)}"
-    found = [
-        f"tensor {i}: off by {(a - b).abs().max().item() if a.shape == b.shape else a.shape}"
-        for i, (a, b) in enumerate(zip(eager, compiled, strict=True))
-        if not torch.equal(a, b)
-    ]
-    return "; ".join(found[:3])
+    return difference_of(eager, compiled)

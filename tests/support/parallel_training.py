@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import io
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -442,14 +442,19 @@ def difference(program: Program, rank: int) -> str:
     """How what ours makes of ``program`` differs from what torch's makes of it; nothing where they are equal to the bit."""
     theirs = program(TorchDistributedDataParallel, rank)
     ours = program(nn.parallel.DistributedDataParallel, rank)
-    if len(theirs) != len(ours) or not theirs:
-        return f"{len(ours)} tensors in place of {len(theirs)}"
-    found = [
+    return difference_of(theirs, ours)
+
+
+def difference_of(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor]) -> str:
+    """How tensors differ from those expected; nothing where they are equal to the bit. That there are none is a difference."""
+    if len(expected) != len(found) or not expected:
+        return f"{len(found)} tensors in place of {len(expected)}"
+    differ = [
         f"tensor {i}: off by {(a - b).abs().max().item() if a.shape == b.shape else a.shape}"
-        for i, (a, b) in enumerate(zip(theirs, ours, strict=True))
+        for i, (a, b) in enumerate(zip(expected, found, strict=True))
         if not torch.equal(a, b)
     ]
-    return "; ".join(found[:3])
+    return "; ".join(differ[:3])
 
 
 #: Those in which sums over more than two processes could be taken in another order.

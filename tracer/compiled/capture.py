@@ -111,6 +111,10 @@ class Captured:
     #: What the step leaves in Python's objects.
     writes: PythonWrites | None = None
 
+    def offered(self, tensors: Sequence[torch.Tensor], strangers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """All that inputs are taken of: ``tensors``, those from elsewhere, and the gradients that are there."""
+        return [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in self.given)]
+
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
         seen = list[Any]()

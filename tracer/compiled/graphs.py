@@ -88,7 +88,7 @@ class StepGraph:
             try:
                 offered = tensors
                 if self.strangers or captured.given:
-                    offered = [*tensors, *self.strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+                    offered = captured.offered(tensors, self.strangers)
                 inputs = [offered[i] for i in captured.used]
                 if self.calls == 1 and not isinstance(
                     self.run, Replay
@@ -189,7 +189,7 @@ def make_graph(
     started = time.perf_counter()
     captured, strangers = checked_capture(call, reached, tensors, names, dims)
     built = time.perf_counter()
-    offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+    offered = captured.offered(tensors, strangers)
     with DisableTorchFunctionSubclass():
         examples = captured.examples if dims else [plain_alias(offered[i]) for i in captured.used]
     # A step that writes Python's state runs so once, as a rule: a compiler would not be worth its time.
@@ -253,7 +253,7 @@ def _observed_capture(
                     "the step asks where in its memory an argument begins (as_strided, storage_offset), and it does not begin at the "
                     "start: a graph with symbolic sizes does not know that. Give it a copy (x.clone())."
                 )
-            offered = [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in captured.given)]
+            offered = captured.offered(tensors, strangers)
             refuse_shared_memory(captured, offered, names)
             _refuse_observed(captured.observer, reached)
             for position in captured.written:

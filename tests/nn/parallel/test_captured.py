@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,18 +13,12 @@ if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
 from support.parallel_training import Forked, batch, counting, gradients, network
-from support.processes import join_group
 
 import nn
 import tracer
 from nn.parallel import DistributedDataParallel
 
-
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    join_group(str(tmp_path_factory.mktemp("group") / "store"), 0, 1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def by_replay(step: Callable[..., Any], **options: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import pytest
 import torch
 import torch.distributed as dist
 from support.leaves import leaf32
-from support.processes import join_group
 
 import nn
 import tracer
@@ -28,11 +27,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 ROOT = Path(__file__).parents[3]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def group_of_one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    join_group(str(tmp_path_factory.mktemp("group") / "store"), 0, 1)
-    yield
-    dist.destroy_process_group()
+pytestmark = pytest.mark.usefixtures("group_of_one")
 
 
 def model() -> torch.nn.Sequential:
