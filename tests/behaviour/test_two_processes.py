@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from support.once import once_for_all_workers
 from support.processes import in_two_processes
 
 import nn
@@ -124,9 +125,13 @@ def all_of_them(rank: int) -> dict[str, Any]:
     return {**found, "tracked_after_wrapping": tracked_after_wrapping(rank)}
 
 
-@pytest.fixture(scope="module")
-def ranks() -> list[dict[str, Any]]:
+def two_processes() -> list[dict[str, Any]]:
     return in_two_processes(all_of_them)
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return once_for_all_workers(tmp_path_factory, two_processes)
 
 
 @pytest.mark.parametrize("function", SAME)

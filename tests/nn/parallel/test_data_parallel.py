@@ -10,6 +10,7 @@ import torch.distributed as dist
 if not dist.is_available():
     pytest.skip("torch was built without torch.distributed", allow_module_level=True)
 
+from support.once import once_for_all_workers
 from support.parallel_checks import JOINED, differences, differences_of_four, unused_in_one
 from support.parallel_compiled import PROGRAMS as COMPILED
 from support.parallel_compiled import Program as OfSteps
@@ -18,14 +19,22 @@ from support.parallel_training import OF_FOUR, SAME, Program
 from support.processes import in_processes
 
 
-@pytest.fixture(scope="module")
-def two() -> list[dict[str, Any]]:
+def two_processes() -> list[dict[str, Any]]:
     return in_processes(differences, 2)
 
 
-@pytest.fixture(scope="module")
-def four() -> list[dict[str, str]]:
+def four_processes() -> list[dict[str, str]]:
     return in_processes(differences_of_four, 4)
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    return once_for_all_workers(tmp_path_factory, two_processes)
+
+
+@pytest.fixture(scope="module")
+def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, str]]:
+    return once_for_all_workers(tmp_path_factory, four_processes)
 
 
 @pytest.mark.parametrize("program", [*SAME, *HOOKED])
