@@ -117,7 +117,7 @@ class Graph:
         if self._calls is not None:
             self._calls.note(node)
         if self._finite is not None:
-            self._finite.note(node.serial, result)
+            self._finite.note(node, result)
         if self.keeps_values and bound is not None and isinstance(node, CallNode):
             node.values = Values(node.plan.rule, bound)
             node.values.keep_result(result)
@@ -136,7 +136,7 @@ class Graph:
         if self._calls is not None:
             self._calls.drop({node.serial for node in self.nodes()})
             if self._finite is not None:
-                self._finite.drop(self._calls)
+                self._finite.drop(self._calls.numbers())
 
     def nodes(self) -> list[Node]:
         """The live nodes recorded here, in the order in which they were recorded, leaves and results not counted."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -137,6 +138,19 @@ def test_extremes_of_many_calls_are_each_calls_own() -> None:
     assert [call.extremes for call in graph.calls()] == [(i, i * (2 if i % 3 == 0 else 1)) for i in range(900)]
 
 
+def test_a_large_view_has_the_extremes_of_what_it_shows() -> None:
+    """Those of a part of it, of what has been written into since, and of what nobody has noted are its own."""
+    x = tracked(torch.arange(4096.0))
+    with tracer.Graph(finite=True) as graph:
+        doubled = (x * 2).view(64, 64)
+        results = [doubled.T, doubled.unsqueeze(0).squeeze(0), doubled[:32].t(), x.view(2, -1)]
+        with torch.no_grad():
+            doubled[0, 0] = -torch.inf
+        results.append(doubled.permute(1, 0))
+    found = [call.extremes for call in graph.calls()]
+    assert found == [(0, 8190)] * 5 + [(0, 4094)] * 2 + [(0, 4095), (-math.inf, 8190)]
+
+
 def test_a_result_with_a_tangent_is_told() -> None:
     with tracer.Graph(finite=True) as graph, torch.autograd.forward_ad.dual_level():
         y = torch.autograd.forward_ad.make_dual(leaf32(1.0, 0.0), torch.ones(2)).log()
@@ -146,9 +160,10 @@ def test_a_result_with_a_tangent_is_told() -> None:
 
 def test_the_first_call_may_be_made_in_a_block_that_torch_runs_without_counting_writes() -> None:
     x = leaf32(1.0, 0.0)
+    node = (x * 2)._node
     with tracer.Graph(finite=True) as graph:
         with torch.inference_mode():
-            graph._finite.note(-1, torch.ones(2))  # type: ignore[union-attr]
+            graph._finite.note(node, torch.ones(2))  # type: ignore[union-attr, arg-type]
         y = x.log()
     assert graph.calls()[-1].finite is False
     del y

@@ -5,7 +5,7 @@ A note holds numbers and names: no tensor, no node, no module. So it keeps nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -65,11 +65,11 @@ class CallNotes:
         """Drop the oldest notes of calls that are gone: the latest are kept, twice as many as the most that were ever ``alive``."""
         self._most_alive = max(self._most_alive, len(alive))
         room = max(KEPT_CALLS, 2 * self._most_alive)
-        gone = (serial for serial in self._notes if serial not in alive)
-        oldest = list(islice(gone, max(0, len(self._notes) - len(alive) - room)))
-        for serial in oldest:
-            del self._notes[serial]
-        if oldest:
+        surplus = len(self._notes) - len(alive) - room
+        if surplus > 0:
+            oldest = [serial for serial in islice(self._notes, surplus + len(alive)) if serial not in alive][:surplus]
+            for serial in oldest:
+                del self._notes[serial]
             self.dropped += len(oldest)
             self.last_dropped = oldest[-1]
 
@@ -77,8 +77,9 @@ class CallNotes:
         """How many notes there are."""
         return len(self._notes)
 
-    def __contains__(self, serial: object) -> bool:
-        return serial in self._notes
+    def numbers(self) -> Set[int]:
+        """The serial numbers of the calls that are noted."""
+        return self._notes.keys()
 
     def calls(self, alive: set[int], finite: FiniteNotes | None) -> list[Call]:
         """Every call that is noted, oldest first."""
@@ -95,8 +96,10 @@ class CallNotes:
         self.dropped, self.last_dropped = 0, -1
 
 
-def serials(parents: Iterable[Any]) -> tuple[int, ...]:
+def serials(parents: Sequence[Any]) -> tuple[int, ...]:
     """The numbers of the calls and leaves that ``parents`` stand for, in their order."""
+    if len(parents) == 1 and type(parents[0]) in _USUAL:
+        return (parents[0].serial,)
     found: tuple[int, ...] = ()
     for parent in parents:
         if type(parent) in _USUAL:  # nearly all

@@ -170,7 +170,7 @@ def note_integers(op: str, parents: tuple[Any, ...]) -> None:
 
 def _note(what: str, op: str, nodes: Iterable[Any]) -> None:
     assert noting.cuts is not None
-    parents = tuple([s for s in dict.fromkeys(serials(nodes)) if s not in noting.covered])
+    parents = tuple([s for s in dict.fromkeys(serials(tuple(nodes))) if s not in noting.covered])
     caller = _caller(sys._getframe(2)) if parents else ""
     if parents and not caller.startswith(_HOUSEKEEPING):
         noting.cuts.add("sample" if caller.startswith(_SAMPLING) else what, find_site(op, 3), parents)
@@ -205,7 +205,7 @@ class covering:  # used as a statement
     def __enter__(self) -> None:
         self._outer = noting.covered
         if noting.cuts is not None:
-            noting.covered = self._outer | set(serials(self._nodes))
+            noting.covered = self._outer | set(serials(tuple(self._nodes)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

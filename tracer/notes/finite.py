@@ -2,27 +2,36 @@
 
 At the call only its smallest and largest element are taken, as tensors of no dimension on the call's own device: NaN wins in both. They are
 put together some hundreds at a time, still unread, and read when somebody asks. On the CPU the usual ones are written into room that is
-there: a new tensor for each costs more than finding them, and the garbage collector is called for so many.
+there: a new tensor for each costs more than finding them, and the garbage collector is called for so many. A large view of all elements of
+a result has the extremes of that: looking through memory in another order takes longest.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Container
+from collections.abc import Sequence, Set
 from typing import Any
 
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
-from tracer.node import parts_of, tensors_in
+from tracer.node import Node, parts_of, tensors_in
 
 #: Of so many results the extremes are put into one tensor.
 _TOGETHER = 256
 #: Up to this many elements one kernel for both extremes is faster than one for each.
 _SMALL = 16384
 
+#: Up to this many elements looking is as cheap as knowing what a view is of.
+_TINY = 512
+#: Results of these are views of all elements of their argument.
+_OF_ALL = {"view", "view_as", "unflatten", "squeeze", "unsqueeze", "transpose", "swapdims", "swapaxes", "permute"}
+_OF_ALL |= {"movedim", "t", "T", "mT", "H", "mH", "adjoint"}
+
 #: Smallest and largest element.
 Extremes = tuple[float, float]
+#: Of many calls: their numbers, and for each the row in which its extremes stand.
+_Unread = tuple[list[int], Sequence[int], torch.Tensor]
 #: Those of no element at all.
 _NONE: Extremes = (math.inf, -math.inf)
 
@@ -48,30 +57,52 @@ def joined(one: Extremes, other: Extremes) -> Extremes:
 class _Room:
     """Room for the extremes of ``_TOGETHER`` results of one dtype on the CPU, used again and again."""
 
-    __slots__ = ("both", "numbers", "places")
+    __slots__ = ("both", "places", "rows", "used")
 
     def __init__(self, dtype: torch.dtype) -> None:
         with torch.inference_mode(False), DisableTorchFunctionSubclass():
             self.both = torch.empty(_TOGETHER, 2, dtype=dtype, device="cpu")
             #: Smallest and largest element, of each result that there is room for.
             self.places = [(pair[0], pair[1]) for pair in self.both.unbind()]
-        #: The calls whose results are here.
-        self.numbers: list[int] = []
+        #: Where the extremes of the results that are here stand, by the number of the call; how many places are taken.
+        self.rows: dict[int, int] = {}
+        self.used = 0
 
-    def take(self, serial: int, result: torch.Tensor) -> bool:
-        """Write the extremes of a result. Returns False where that cannot be done: no element, a tangent, a level of a transform."""
-        numbers = self.numbers
-        place = self.places[len(numbers)]
+    def take(self, node: Node, result: torch.Tensor) -> bool:
+        """Write the extremes of a result. Returns False where that cannot be done.
+
+        It has no element, or no memory in strides, or is a tangent, or lies in a level of a transform.
+        """
+        row = self.used
+        place = self.places[row]
         try:
-            if result.numel() <= _SMALL:
+            elements = result.numel()
+            if elements <= _TINY:
+                _aminmax(result, out=place)
+            elif node.op in _OF_ALL and (known := self._row_of_argument(node, result)) is not None:
+                self.rows[node.serial] = known
+                return True
+            elif elements <= _SMALL:
                 _aminmax(result, out=place)
             else:
                 _amin(result, (), out=place[0])
                 _amax(result, (), out=place[1])
         except RuntimeError:
             return False
-        numbers.append(serial)
+        self.rows[node.serial] = row
+        self.used = row + 1
         return True
+
+    def _row_of_argument(self, node: Node, result: torch.Tensor) -> int | None:
+        """Where the extremes of what ``result`` is a view of stand; None where they are not here, or it has been written into."""
+        return self.rows.get(node.parents[0].serial) if result._version == 0 else None
+
+    def empty(self) -> _Unread:
+        """What is here; from then on there is room again."""
+        with DisableTorchFunctionSubclass(), torch.no_grad():
+            taken = list(self.rows), list(self.rows.values()), self.both[: self.used].clone()
+        self.rows, self.used = {}, 0
+        return taken
 
 
 class FiniteNotes:
@@ -83,34 +114,28 @@ class FiniteNotes:
         self._extremes: list[torch.Tensor] = []
         #: On the CPU the usual ones stand here instead.
         self._rooms: dict[torch.dtype, _Room] = {}
-        #: Of many calls each: their numbers, and for each number its extremes, unread.
-        self._together: list[tuple[list[int], torch.Tensor]] = []
+        #: What has been put together.
+        self._together: list[_Unread] = []
         #: What has been read. Not there: it cannot be told.
         self._known: dict[int, Extremes] = {}
         #: Calls with a result that has no extremes (float8, meta).
         self._unknown: set[int] = set()
 
-    def note(self, serial: int, result: Any) -> None:
+    def note(self, node: Node, result: Any) -> None:
         """Take the extremes of the result of a call."""
-        if type(result) is _PLAIN and result.layout is _strided:
+        if type(result) is _PLAIN and result.is_cpu:
             room = self._rooms.get(result.dtype) or self._new_room(result.dtype)
-            if room is not None and result.is_cpu and room.take(serial, result):
-                if len(room.numbers) == _TOGETHER:
-                    self._empty(room)
+            if room is not None and room.take(node, result):
+                if room.used == _TOGETHER:
+                    self._together.append(room.empty())
                 return
-        self._note_by_itself(serial, result)
+        self._note_by_itself(node.serial, result)
 
     def _new_room(self, dtype: torch.dtype) -> _Room | None:
         if dtype not in _USUAL:
             return None
         room = self._rooms[dtype] = _Room(dtype)
         return room
-
-    def _empty(self, room: _Room) -> None:
-        """Put what is in a room with what waits to be read."""
-        numbers, room.numbers = room.numbers, []
-        with DisableTorchFunctionSubclass(), torch.no_grad():
-            self._together.append((numbers, room.both[: len(numbers)].clone()))
 
     def _note_by_itself(self, serial: int, result: Any) -> None:
         """``note`` for a result of any kind, on any device."""
@@ -154,8 +179,8 @@ class FiniteNotes:
 
     def _put_together(self) -> None:
         for room in self._rooms.values():
-            if room.numbers:
-                self._empty(room)
+            if room.rows:
+                self._together.append(room.empty())
         numbers, extremes = self._numbers, self._extremes
         self._numbers, self._extremes = [], []
         if not numbers:
@@ -177,13 +202,15 @@ class FiniteNotes:
         if pairs.is_meta:
             self._unknown.update(numbers)
         else:
-            self._together.append((numbers, pairs))
+            self._together.append((numbers, range(len(numbers)), pairs))
 
     def read(self) -> None:
         """Wait for what has been noted so far."""
         self._put_together()
-        for numbers, pairs in self._together:
-            for serial, (low, high) in zip(numbers, pairs.tolist(), strict=True):
+        for numbers, rows, pairs in self._together:
+            extremes = pairs.tolist()
+            for serial, row in zip(numbers, rows, strict=True):
+                low, high = extremes[row]
                 self._known[serial] = joined(self._known.get(serial, _NONE), (low, high))
         self._together = []
 
@@ -200,13 +227,13 @@ class FiniteNotes:
         known = self._known.get(serial)
         return None if known is None or known == _NONE or (serial in self._unknown and is_finite(known)) else known
 
-    def drop(self, kept: Container[int]) -> None:
+    def drop(self, kept: Set[int]) -> None:
         """Forget all calls but those ``kept``."""
         self._put_together()
-        self._together = [pair for pair in self._together if any(n in kept for n in pair[0])]
+        self._together = [unread for unread in self._together if not kept.isdisjoint(unread[0])]
         self._known = {serial: value for serial, value in self._known.items() if serial in kept}
         self._unknown = {serial for serial in self._unknown if serial in kept}
 
     def clear(self) -> None:
         """Forget all calls."""
-        self.drop(())
+        self.drop(frozenset())
