@@ -6,7 +6,7 @@ backward: one that is overwritten spoils no backward pass, and is refused when i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -22,9 +22,6 @@ _alias = TensorBase.detach
 #: The version of a tensor whose writes torch does not count.
 _NOT_COUNTED = -1
 
-#: Kinds of arguments that hold no tensor, most of those that are none.
-_AS_THEY_ARE = frozenset((int, float, bool, type(None)))
-
 
 class Values(Mapping[str, Any]):
     """What one call was given, by the names of its rule's arguments, and what it returned, as ``"result"``.
@@ -38,28 +35,31 @@ class Values(Mapping[str, Any]):
         self.rule = rule
         self.versions: list[tuple[torch.Tensor, int]] = []
         #: The arguments in the order of the rule's signature.
-        self.bound = tuple([value if type(value) in _AS_THEY_ARE else self._kept(value) for value in bound])
+        self.bound = tuple(self._kept(bound))
         self.result: Any = None
 
     def keep_result(self, result: Any) -> None:
         """What the call returned."""
-        self.result = self._kept(result)
+        (self.result,) = self._kept((result,))
 
-    def _kept(self, value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            alias = _alias(value)
-            try:
-                version = value._version
-            except RuntimeError:  # made in inference mode
-                version = _NOT_COUNTED
-            self.versions.append((alias, version))
-            return alias
-        kind = type(value)
-        if kind is list:
-            return [self._kept(item) for item in value]
-        if isinstance(value, tuple) and kind is not torch.Size:  # of a call with several named results too
-            return tuple([self._kept(item) for item in value])
-        return value
+    def _kept(self, values: Iterable[Any]) -> list[Any]:
+        kept = []
+        for value in values:
+            if isinstance(value, torch.Tensor):
+                alias = _alias(value)
+                try:
+                    version = value._version
+                except RuntimeError:  # made in inference mode
+                    version = _NOT_COUNTED
+                self.versions.append((alias, version))
+                kept.append(alias)
+            elif type(value) is list:
+                kept.append(self._kept(value))
+            elif isinstance(value, tuple) and type(value) is not torch.Size:  # of a call with several named results too
+                kept.append(tuple(self._kept(value)))
+            else:
+                kept.append(value)
+        return kept
 
     def __getitem__(self, name: str) -> Any:
         names = self.rule.signature.names
