@@ -43,7 +43,7 @@ class Values(Mapping[str, Any]):
         (self.result,) = self._kept((result,))
 
     def _kept(self, values: Iterable[Any]) -> list[Any]:
-        kept = []
+        kept: list[Any] = []
         for value in values:
             if isinstance(value, torch.Tensor):
                 alias = _alias(value)
