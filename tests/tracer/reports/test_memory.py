@@ -176,12 +176,16 @@ class Net(torch.nn.Module):
 
 def kept_after(block: type[torch.nn.Module], around: Callable[..., torch.Tensor]) -> tuple[int, tracer.Graph, Any]:
     """The bytes of all tensors that a forward pass leaves, its graph, and the loss."""
-    net, x = nn.track(Net(block, around)), torch.randn(16, 8)
     gc.collect()
-    before = live_bytes()
-    with tracer.Graph(sites=True) as graph:
-        loss = net(x)
-    return live_bytes() - before, graph, (loss, net)
+    gc.freeze()  # what was there before is not looked through
+    try:
+        net, x = nn.track(Net(block, around)), torch.randn(16, 8)
+        before = live_bytes()
+        with tracer.Graph(sites=True) as graph:
+            loss = net(x)
+        return live_bytes() - before, graph, (loss, net)
+    finally:
+        gc.unfreeze()
 
 
 def live_bytes() -> int:

@@ -270,12 +270,12 @@ def test_sparse_complex_and_integer_results_are_compared() -> None:
 
 
 @pytest.mark.slow
-def test_300_000_calls_are_compared() -> None:
+def test_100_000_calls_are_compared() -> None:
     runs = []
     for _ in range(2):
         with tracer.Graph(sites=True, values=True) as graph:
             h = tracer.tensor([1.0], requires_grad=True)
-            for _ in range(300_000):
+            for _ in range(100_000):
                 h = h * 1
         runs.append((graph, h))
-    assert tracer.compare(runs[0][0], runs[1][0]).verdict.startswith("the runs are alike: 300,000 calls")
+    assert tracer.compare(runs[0][0], runs[1][0]).verdict.startswith("the runs are alike: 100,000 calls")
