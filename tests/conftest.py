@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from support.proofs import fail_unless_run
 
 from ops_registry.registry import RULES, TABLE, active, changes
+from tracer.checks.leaves import restart_random
 from tracer.graph import current
 
 settings.register_profile(
@@ -49,7 +50,7 @@ def device(request: pytest.FixtureRequest) -> torch.device:
 @pytest.fixture(autouse=True)
 def no_state_left_behind() -> Iterator[None]:
     """A test that leaves global state changed fails."""
-    torch.manual_seed(0)
+    restart_random(0)
     rules, graph = len(RULES), current.graph
     yield
     assert torch.is_grad_enabled(), "the test left grad mode off"

@@ -18,7 +18,15 @@ from ops_registry.registry import RULES
 from tracer.checks import leaves as checked_leaves
 from tracer.checks import tangents
 from tracer.checks.derivatives import differentiate, first_difference
-from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, native_leaf, random_like, tracked_leaf
+from tracer.checks.leaves import (
+    SEED,
+    can_have_gradient,
+    leaves_of,
+    native_leaf,
+    random_like,
+    restart_random,
+    tracked_leaf,
+)
 from tracer.checks.slopes import first_by_differences, inner, second_by_differences, slope_of
 
 Make = Callable[[torch.device], torch.Tensor]
@@ -153,7 +161,7 @@ def check_differences(
         moved = list(data)
         for i, point in zip(wanted, points, strict=True):
             moved[i] = point
-        torch.manual_seed(SEED)
+        restart_random(SEED)
         outputs = as_outputs(function(*moved))
         return inner(outputs, cotangents(outputs))
 

@@ -16,7 +16,7 @@ import tracer
 import tracer.tracked_tensor
 from ops_registry.registry import TABLE
 from tracer.backprop.sweep import Sweep
-from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, tracked_leaf
+from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, restart_random, tracked_leaf
 from tracer.graph import backward_order
 from tracer.node import Node, flat
 
@@ -50,7 +50,7 @@ LANES = {"fast": fast_lanes, "general": general_lanes}
 def call(case: Case, data: list[T], wanted: tuple[int, ...]) -> tuple[list[T], list[Any]]:
     """The results of a case that require grad, and the leaves that do."""
     leaves = leaves_of(data, wanted, tracked_leaf)
-    torch.manual_seed(SEED)
+    restart_random(SEED)
     outputs = as_outputs(case.function(*leaves))
     return [o for o in outputs if o.requires_grad], [leaves[i] for i in wanted]
 

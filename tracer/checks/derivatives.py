@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ops_registry.errors import GlassgradError
-from tracer.checks.leaves import SEED, MakeLeaf, native_leaf, plain, random_like, tensors_of
+from tracer.checks.leaves import SEED, MakeLeaf, native_leaf, plain, random_like, restart_random, tensors_of
 
 #: Takes the leaves of a call (tensors and other arguments), and returns the op's result.
 Call = Callable[[list[Any]], Any]
@@ -43,7 +43,7 @@ def differentiate(call: Call, leaves: list[Any], wanted: Sequence[int], order: i
     leaves are taken twice, by ``torch.autograd.grad`` and by ``.backward()``, whose sweep goes another way through the engine: the one
     that training goes. Raises ``BackwardDiffersError`` where the two are not the same to the bit.
     """
-    torch.manual_seed(SEED)
+    restart_random(SEED)
     outputs = tensors_of(call(leaves))
     inputs = [leaves[i] for i in wanted]
     live = [o for o in outputs if o.requires_grad]

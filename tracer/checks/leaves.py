@@ -17,6 +17,13 @@ MakeLeaf = Callable[[torch.Tensor, bool], torch.Tensor]
 SEED = 42
 
 
+def restart_random(seed: int) -> None:
+    """``torch.manual_seed``, which formats the stack for each kind of device that is not there: many times what a checked call takes."""
+    torch.default_generator.manual_seed(seed)
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+
+
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same values without a history."""
     with DisableTorchFunctionSubclass():

@@ -16,6 +16,7 @@ from tracer.checks.leaves import (
     plain,
     random_like,
     requiring_grad,
+    restart_random,
     tensors_of,
     tracked_leaf,
 )
@@ -84,7 +85,7 @@ def first_by_differences(call: Call, values: Sequence[Any], wanted: Sequence[int
         at = list(values)
         for i, point in zip(wanted, points, strict=True):
             at[i] = point
-        torch.manual_seed(SEED)
+        restart_random(SEED)
         outputs = [plain(o) for o in tensors_of(call(leaves_of(at, (), native_leaf)))]
         live = [o for o, lives in zip(outputs, ours.requires_grad, strict=True) if lives]
         return inner(live, random_like(live, 1))
@@ -101,7 +102,7 @@ def second_by_differences(call: Call, values: Sequence[Any], wanted: Sequence[in
         for i, point in zip(wanted, points, strict=False):
             at[i] = point
         leaves = leaves_of(at, wanted, tracked_leaf)
-        torch.manual_seed(SEED)
+        restart_random(SEED)
         outputs = requiring_grad(call(leaves))
         inputs = [leaves[i] for i in wanted]
         first = torch.autograd.grad(outputs, inputs, points[len(wanted) :], allow_unused=True)

@@ -9,7 +9,15 @@ import torch
 
 from tracer import func
 from tracer.checks.derivatives import Call
-from tracer.checks.leaves import SEED, can_have_gradient, leaves_of, random_like, tensors_of, tracked_leaf
+from tracer.checks.leaves import (
+    SEED,
+    can_have_gradient,
+    leaves_of,
+    random_like,
+    restart_random,
+    tensors_of,
+    tracked_leaf,
+)
 
 
 def products(call: Call, values: list[Any], wanted: Sequence[int]) -> tuple[float, float] | None:
@@ -27,7 +35,7 @@ def products(call: Call, values: list[Any], wanted: Sequence[int]) -> tuple[floa
         full = list(leaves)
         for i, tensor in zip(wanted, tensors, strict=True):
             full[i] = tensor
-        torch.manual_seed(SEED)
+        restart_random(SEED)
         return tuple([o for o in tensors_of(call(full)) if can_have_gradient(o)])
 
     outputs = run(*inputs)

@@ -26,6 +26,7 @@ from tracer.checks.leaves import (
     plain,
     random_like,
     requiring_grad,
+    restart_random,
     tensors_of,
     tracked_leaf,
     twin,
@@ -168,7 +169,7 @@ def mistake_at(call: SampleCall, wanted: Sequence[int], position: int, order: in
 
 def _outputs_of(call: Call, leaves: list[Any], wanted: Sequence[int], order: int) -> list[torch.Tensor]:
     """What is differentiated: the results of the call, or, for second derivatives, its gradients."""
-    torch.manual_seed(SEED)
+    restart_random(SEED)
     live = requiring_grad(call(leaves))
     if order == 1:
         return live

@@ -17,6 +17,7 @@ from tracer.checks.leaves import (
     leaves_of,
     native_leaf,
     requiring_grad,
+    restart_random,
     tracked_leaf,
 )
 from tracer.checks.rules.samples import Sample, arranged
@@ -58,7 +59,7 @@ class SampleCall:
 
     def run_plain(self) -> Any:
         """The result on plain tensors. Raises what torch raises."""
-        torch.manual_seed(SEED)
+        restart_random(SEED)
         return self(leaves_of(self.leaves, (), native_leaf))
 
     @property
@@ -89,7 +90,7 @@ def torch_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
 
     try:
         leaves = leaves_of(call.leaves, wanted, native_leaf)
-        torch.manual_seed(SEED)
+        restart_random(SEED)
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
             result = call.truth(leaves)
         return sum(kept.values()) if requiring_grad(result) else None
@@ -100,7 +101,7 @@ def torch_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
 def our_bytes(call: SampleCall, wanted: Sequence[int]) -> int | None:
     """Bytes of the distinct storages that recorded nodes keep for the call."""
     leaves = leaves_of(call.leaves, wanted, tracked_leaf)
-    torch.manual_seed(SEED)
+    restart_random(SEED)
     try:
         with Graph() as graph:
             result = call(leaves)
