@@ -16,9 +16,10 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry import registry
 from ops_registry.formula import Formula
+from tracer.asking import quiet
 from tracer.recording.inplace import is_in_place
 from tracer.recording.parents import DIFFERENTIABLE
-from tracer.tracked_tensor import Tensor, quiet
+from tracer.tracked_tensor import Tensor
 
 #: Calls that make no new value: an alias made for recording must not be put in the place of what they are asked about.
 _BOOKKEEPING = frozenset(
