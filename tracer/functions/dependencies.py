@@ -26,6 +26,8 @@ _BOOKKEEPING = frozenset(
     {"detach", "detach_", "requires_grad_", "__get__", "__set__", "backward", "grad", "register_hook"}
 )
 
+_LISTS = (tuple, list)
+
 
 class DependencyTracker(TorchFunctionMode):
     """While it is active, follows which tensors depend on others: on ``sources`` and on all that have a history.
@@ -88,7 +90,7 @@ class DependencyTracker(TorchFunctionMode):
                     return True
                 if type(value) is Tensor and value._node is not None:
                     return True
-            elif (isinstance(value, tuple | list) and self._any(value)) or (
+            elif (isinstance(value, _LISTS) and self._any(value)) or (
                 isinstance(value, dict) and self._any(value.values())
             ):
                 return True
@@ -98,7 +100,7 @@ class DependencyTracker(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             if result.dtype in DIFFERENTIABLE:
                 self._dependent[id(result)] = weakref.ref(result)
-        elif isinstance(result, tuple | list):
+        elif isinstance(result, _LISTS):
             for item in result:
                 self._mark(item)
 
