@@ -16,7 +16,9 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry import registry
 from ops_registry.formula import Formula
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.asking import quiet
+from tracer.recording.call import looked_into
 from tracer.recording.inplace import is_in_place
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor
@@ -27,6 +29,7 @@ _BOOKKEEPING = frozenset(
 )
 
 _LISTS = (tuple, list)
+_OURS = (Tensor,)
 
 
 class DependencyTracker(TorchFunctionMode):
@@ -62,6 +65,15 @@ class DependencyTracker(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
+        if types == _OURS and not torch.is_grad_enabled():
+            spelling = registry.TABLE.get(func)
+            if spelling is not None and spelling.fast and not looked_into():
+                # A call of which nothing is recorded, without the way through interception: what comes of it is plain.
+                with DisableTorchFunctionSubclass():
+                    result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
+                if dependent and not _is_constant(func):
+                    self._mark(result)
+                return result
         if dependent and self._refuse is not None and torch.is_grad_enabled() and _makes_a_value(func):
             args, kwargs = self._refused(args), self._refused(kwargs or {})
         quiet.modes -= 1  # inside a call torch has taken this mode away

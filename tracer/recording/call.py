@@ -185,7 +185,7 @@ def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
 
 def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
-    if spelling.rule.as_one is not None and torch.is_grad_enabled() and not _looked_into():
+    if spelling.rule.as_one is not None and torch.is_grad_enabled() and not looked_into():
         result = _record_as_one(spelling, spelling.rule.as_one, args, kwargs)
         if result is not NotImplemented:
             return result
@@ -211,7 +211,7 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
         return result if spelling.inplace else mark_constant(result, args, kwargs)
 
 
-def _looked_into() -> bool:
+def looked_into() -> bool:
     """Whether somebody has a say in the parts of a call, or is to see them."""
     return (
         active.table is not TABLE

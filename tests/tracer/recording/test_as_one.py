@@ -71,7 +71,7 @@ CALLS: dict[str, tuple[Callable[..., Any], list[T]]] = {
 @pytest.fixture
 def by_parts(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """Calling it lets every call go by its parts."""
-    yield lambda: monkeypatch.setattr(lanes, "_looked_into", lambda: True)
+    yield lambda: monkeypatch.setattr(lanes, "looked_into", lambda: True)
 
 
 def outputs_of(found: Any) -> list[T]:
