@@ -174,9 +174,13 @@ class ObservedSpelling(Spelling):
         self.observe = observe
 
 
+#: What a list of arguments comes as, where it comes as one.
+_LISTS = (list, tuple, type(None))
+
+
 def gather_varargs(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """``x.view(2, 3)`` as ``x.view((2, 3))``."""
-    return (args[0], args[1:]) if len(args) > 1 and not isinstance(args[1], list | tuple | None) else args
+    return (args[0], args[1:]) if len(args) > 1 and not isinstance(args[1], _LISTS) else args
 
 
 def own_order(func: Callable[..., Any], signature: Signature) -> tuple[tuple[str, ...], bool] | None:

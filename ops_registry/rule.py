@@ -48,11 +48,17 @@ FROM_RESULT = -1
 AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 
 
+_LISTS = (list, tuple)
+
+
 def _meta(value: Any, name: str) -> Any:
     if isinstance(value, torch.Tensor):
         return _READ[name](value)
-    if isinstance(value, list | tuple):
-        return [_meta(v, name) for v in value]
+    if isinstance(value, _LISTS):
+        try:
+            return list(map(_READ[name], value))
+        except TypeError:  # not of tensors alone
+            return [_meta(v, name) for v in value]
     return torch.Size(()) if name == "shape" else None
 
 

@@ -44,7 +44,7 @@ FLOORS = {
         ("graph",),
         ("tracked_tensor", "naming"),
         ("notes", "earlier_uses"),
-        ("node", "errors", "importing", "changes"),
+        ("node", "errors", "importing", "changes", "asking"),
     ),
     "ops_registry": (
         ("catalogue",),

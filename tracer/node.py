@@ -21,6 +21,9 @@ from ops_registry.sites import Site
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
 next_serial = itertools.count().__next__
 
+#: Written out for ``isinstance``, wherever a call goes through: a union would be made each time.
+_LISTS = (tuple, list)
+
 Hook = Callable[[torch.Tensor], torch.Tensor | None]
 #: Each saved tensor, as a plain alias, with torch's version counter at the time.
 Versions = Sequence[tuple[torch.Tensor, int]]
@@ -442,6 +445,6 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in a nest of tuples and lists."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, tuple | list):
+    if isinstance(value, _LISTS):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []

@@ -6,7 +6,6 @@ What the class gets from the floors above it, interception, ``grad_fn`` and ``ba
 from __future__ import annotations
 
 import copy
-import threading
 import warnings
 import weakref
 from collections import OrderedDict
@@ -16,7 +15,8 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, count_modes
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+from tracer.asking import answers
 from tracer.earlier_uses import guard_earlier_uses
 from tracer.errors import GradientArgumentError, InPlaceError, NoHistoryError, UnsupportedError
 from tracer.node import Leaf, Node
@@ -35,42 +35,6 @@ _OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})
 _OWN_AND_MARK = _OWN | {"_is_param"}
 
 
-class _Quiet(threading.local):
-    """How many modes of this thread are our own, and need not see what a tensor is asked about itself."""
-
-    modes = 0
-
-
-quiet = _Quiet()
-
-
-def _unintercepted(name: str) -> Any:
-    """The attribute ``name`` of a tensor, read past interception, which would cost five times as much: nothing is recorded of it."""
-    read: Callable[[torch.Tensor], Any] = getattr(torch.Tensor, name).__get__
-
-    def get(self: Tensor) -> Any:
-        if (modes := count_modes()) and modes > quiet.modes:  # others are to see it, and to have interception on
-            return read(self)
-        with DisableTorchFunctionSubclass():
-            return read(self)
-
-    return property(get, doc=f"``torch.Tensor.{name}``.")
-
-
-def _unintercepted_method(name: str) -> Any:
-    """The method ``name`` of a tensor, called past interception, as ``_unintercepted`` reads attributes."""
-    ask: Callable[..., Any] = getattr(torch.Tensor, name)
-
-    def method(self: Tensor, *args: Any, **kwargs: Any) -> Any:
-        if (modes := count_modes()) and modes > quiet.modes:
-            return ask(self, *args, **kwargs)
-        with DisableTorchFunctionSubclass():
-            return ask(self, *args, **kwargs)
-
-    method.__name__, method.__doc__ = name, f"``torch.Tensor.{name}``."
-    return method
-
-
 class Tensor(torch.Tensor):
     """A tensor whose calls are recorded and whose gradients come from the rules in ``ops_registry``.
 
@@ -80,18 +44,6 @@ class Tensor(torch.Tensor):
 
     #: The node that made it, a ``Leaf`` where the user wants a gradient, None where no gradient is wanted.
     _node: Node | None = None
-
-    #: What formulas ask of a tensor most.
-    device = _unintercepted("device")
-    dtype = _unintercepted("dtype")
-    ndim = _unintercepted("ndim")
-    shape = _unintercepted("shape")
-    dim = _unintercepted_method("dim")
-    is_contiguous = _unintercepted_method("is_contiguous")
-    numel = _unintercepted_method("numel")
-    size = _unintercepted_method("size")
-    stride = _unintercepted_method("stride")
-    __len__ = _unintercepted_method("__len__")
 
     # ------------------------------------------------------------------ what autograd adds to a tensor
     @property
@@ -305,6 +257,10 @@ class Tensor(torch.Tensor):
         elif self._node is not None:
             plain.requires_grad_()
         return plain.__reduce_ex__(protocol)
+
+
+for _name, _answer in answers().items():
+    setattr(Tensor, _name, _answer)
 
 
 def reduce_between_processes(tensor: Tensor) -> Any:

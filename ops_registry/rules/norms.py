@@ -2,7 +2,7 @@
 
 import torch
 
-from ops_registry.registry import backward, decomposition, overloaded
+from ops_registry.registry import as_one, backward, decomposition, overloaded
 from ops_registry.shared.dimensions import restore_dims
 from ops_registry.shared.masks import share_among_ties
 from ops_registry.shared.precision import HALF, wide
@@ -219,9 +219,10 @@ def pdist(grad, input, p, result, result_shape):
 
 @decomposition(torch.norm_except_dim)
 def norm_except_dim(v, pow, dim):
-    if dim == -1:
+    if dim == -1:  # no dimension is left out
         return torch.linalg.vector_norm(v, pow)
-    others = tuple(d for d in range(v.dim()) if d != dim)
+    v.size(dim)  # raises, as in torch, where there is no such dimension
+    others = tuple(d for d in range(v.dim()) if d != dim % v.dim())
     if not others:  # an empty dim would mean all dimensions
         return v.abs()
     return torch.linalg.vector_norm(v, pow, others, True)
@@ -241,21 +242,51 @@ def cosine_similarity(x1, x2, dim, eps):
     return (unit(x1) * unit(x2)).sum(dim)
 
 
+# weight_norm: y = g u with u = v / |v|, the length taken over all dimensions but dim. As one call where torch has a kernel for it.
+
+
+def is_fused(v, g, dim):
+    """Whether torch's kernel serves: it takes the first and the last dimension, a length for each, and crashes on nothing to normalise."""
+    return dim in (0, v.dim() - 1) and g.numel() == v.size(dim) and v.numel() > 0
+
+
 @decomposition(torch._weight_norm)
 def weight_norm(v, g, dim):
-    """Directions ``v`` of length ``g``, the length taken over all dimensions but ``dim``."""
-    if v.dtype in HALF and dim in (0, v.dim() - 1):  # one kernel, which computes in float32
+    fused = is_fused(v, g, dim)
+    if fused and v.dtype in HALF:  # the kernel computes in float32
         return aten._weight_norm_interface(v.contiguous(), g.contiguous(), dim)[0]
-    return v * (g / torch.norm_except_dim(v, 2, dim))
+    norm = torch.norm_except_dim(v, 2, dim)
+    if fused and g.shape != norm.shape:
+        g = g.reshape(norm.shape)
+    return v * (g / norm)
+
+
+def forward_weight_norm(v, g, dim):
+    if not is_fused(v, g, dim) or v.dtype != g.dtype or v.is_complex():
+        return None
+    result, norm = torch._weight_norm_interface(v.contiguous(), g.contiguous(), dim)
+    return result, {"norm": norm}
+
+
+@as_one(torch._weight_norm, wrt=("v", "g"), forward=forward_weight_norm)
+def weight_norm_as_one(grad, v, g, dim, norm, needs):
+    if recorded():
+        return weight_norm_gradients(grad, v, g, dim, needs)
+    return aten._weight_norm_interface_backward(grad.contiguous(), v.contiguous(), g.contiguous(), norm, dim)
 
 
 @backward(aten._weight_norm_interface, wrt=("v", "g"), constant_results=(1,))
 def weight_norm_interface(grad, v, g, dim, result, needs):
-    if not recorded():  # this kernel is not differentiable
-        grads = aten._weight_norm_interface_backward(grad.contiguous(), v, g, result[1], dim)
-        return tuple(found if need else None for found, need in zip(grads, needs, strict=True))
-    # y = g u with u = v / |v|: a gradient of u counts as far as it is not along u.
+    if recorded():
+        return weight_norm_gradients(grad, v, g, dim, needs)
+    grads = aten._weight_norm_interface_backward(grad.contiguous(), v, g, result[1], dim)
+    return tuple(found if need else None for found, need in zip(grads, needs, strict=True))
+
+
+def weight_norm_gradients(grad, v, g, dim, needs):
+    """In differentiable parts, unlike the kernel. A gradient of u counts as far as it is not along u."""
     norm = torch.norm_except_dim(wide(v), 2, dim)
     unit = wide(v) / norm
     along = torch.linalg.vecdot(*(t.movedim(dim, 0).flatten(1) for t in (unit, wide(grad)))).reshape(norm.shape)
-    return (g / norm) * (grad - along * unit) if needs.v else None, along if needs.g else None
+    grad_v = (g.reshape(norm.shape) / norm) * (grad - along * unit) if needs.v else None
+    return grad_v, along.reshape(g.shape) if needs.g else None

@@ -16,14 +16,20 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry import registry
 from ops_registry.formula import Formula
+from ops_registry.torch_private import DisableTorchFunctionSubclass
+from tracer.asking import quiet
+from tracer.recording.call import looked_into
 from tracer.recording.inplace import is_in_place
 from tracer.recording.parents import DIFFERENTIABLE
-from tracer.tracked_tensor import Tensor, quiet
+from tracer.tracked_tensor import Tensor
 
 #: Calls that make no new value: an alias made for recording must not be put in the place of what they are asked about.
 _BOOKKEEPING = frozenset(
     {"detach", "detach_", "requires_grad_", "__get__", "__set__", "backward", "grad", "register_hook"}
 )
+
+_LISTS = (tuple, list)
+_OURS = (Tensor,)
 
 
 class DependencyTracker(TorchFunctionMode):
@@ -59,6 +65,15 @@ class DependencyTracker(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
+        if types == _OURS and not torch.is_grad_enabled():
+            spelling = registry.TABLE.get(func)
+            if spelling is not None and spelling.fast and not looked_into():
+                # A call of which nothing is recorded, without the way through interception: what comes of it is plain.
+                with DisableTorchFunctionSubclass():
+                    result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
+                if dependent and not _is_constant(func):
+                    self._mark(result)
+                return result
         if dependent and self._refuse is not None and torch.is_grad_enabled() and _makes_a_value(func):
             args, kwargs = self._refused(args), self._refused(kwargs or {})
         quiet.modes -= 1  # inside a call torch has taken this mode away
@@ -87,7 +102,7 @@ class DependencyTracker(TorchFunctionMode):
                     return True
                 if type(value) is Tensor and value._node is not None:
                     return True
-            elif (isinstance(value, tuple | list) and self._any(value)) or (
+            elif (isinstance(value, _LISTS) and self._any(value)) or (
                 isinstance(value, dict) and self._any(value.values())
             ):
                 return True
@@ -97,7 +112,7 @@ class DependencyTracker(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             if result.dtype in DIFFERENTIABLE:
                 self._dependent[id(result)] = weakref.ref(result)
-        elif isinstance(result, tuple | list):
+        elif isinstance(result, _LISTS):
             for item in result:
                 self._mark(item)
 

@@ -45,6 +45,7 @@ class Function(torch.autograd.Function):
     """
 
 
+_LISTS = (tuple, list)
 _HAS_HISTORY: Any = TensorBase.requires_grad
 
 
@@ -133,7 +134,7 @@ def _versions(tensors: list[torch.Tensor]) -> list[int]:
 def _given(attributes: dict[str, Any], name: str) -> tuple[Any, ...]:
     """What one of the methods of ``ctx`` was given; taken out of its attributes."""
     value = attributes.pop(name, None)
-    return () if value is None else tuple(value) if isinstance(value, tuple | list) else (value,)
+    return () if value is None else tuple(value) if isinstance(value, _LISTS) else (value,)
 
 
 def _check_dirty(title: str, dirty: Sequence[Any], args: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:

@@ -19,6 +19,8 @@ from tracer.node import OpaqueNode, RaisingNode
 from tracer.recording.saved import version_of
 from tracer.tracked_tensor import Tensor, tracked_alias
 
+_LISTS = (tuple, list)
+
 #: Marks a ``backward`` that torch's decorator has wrapped.
 _ONCE = once_differentiable(lambda ctx: None).__code__
 
@@ -183,7 +185,7 @@ class FunctionNode(OpaqueNode):
 
 
 def _listed(results: Any) -> tuple[Any, ...]:
-    return tuple(results) if isinstance(results, tuple | list) else (results,)
+    return tuple(results) if isinstance(results, _LISTS) else (results,)
 
 
 def title_of(cls: Any) -> str:

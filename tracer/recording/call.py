@@ -30,7 +30,7 @@ from tracer.recording.forward_mode import alias_with_tangent
 from tracer.recording.inplace import check_write
 from tracer.recording.levels import levels
 from tracer.recording.nested import refuse_nested
-from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in
+from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in, wants_gradient
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
 from tracer.recording.subclasses import refuse_lost_history
@@ -38,6 +38,7 @@ from tracer.tracked_tensor import Tensor
 
 NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
+_LISTS = (tuple, list)
 _OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
@@ -105,7 +106,7 @@ def save_and_mark(
         saved = save(plan, bound, result, by_products)
         node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved), result, bound)
         return mark(result, node, bound[0])
-    if not isinstance(result, tuple | list):
+    if not isinstance(result, _LISTS):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
         if type(result) is not Tensor:
             refuse_lost_history(rule.name, (result,), bound)
@@ -184,11 +185,11 @@ def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
 
 def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
-    if spelling.rule.as_one is not None and torch.is_grad_enabled() and not _looked_into():
+    if spelling.rule.as_one is not None and torch.is_grad_enabled() and not looked_into():
         result = _record_as_one(spelling, spelling.rule.as_one, args, kwargs)
         if result is not NotImplemented:
             return result
-    if torch.is_grad_enabled() and nodes_in((args, kwargs)):
+    if torch.is_grad_enabled() and (wants_gradient(args) or (kwargs and wants_gradient([*kwargs.values()]))):
         refuse_out(spelling.rule.name, kwargs)
         cast = autocast_to_single(decompose, spelling, func, args, kwargs)
         if cast is not NotImplemented:
@@ -210,7 +211,7 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
         return result if spelling.inplace else mark_constant(result, args, kwargs)
 
 
-def _looked_into() -> bool:
+def looked_into() -> bool:
     """Whether somebody has a say in the parts of a call, or is to see them."""
     return (
         active.table is not TABLE

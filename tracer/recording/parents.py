@@ -69,17 +69,17 @@ def find_parents(rule: Rule, bound: tuple[Any, ...]) -> tuple[int, tuple[Any, ..
 def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
     """Raise ``UnsupportedCallError`` where a gradient is wanted in an argument for which the rule has no formula: it would be lost."""
     for position, name in rule.uncovered:
-        if _wants_gradient(bound[position]):
+        if wants_gradient(bound[position]):
             raise UnsupportedCallError(
                 f"{rule.name}: its rule gives no gradient for '{name}', which requires grad here and would lose it. Detach it, or cover it "
                 f"with a formula: @ops_registry.backward(..., wrt='{name}')."
             )
 
 
-def _wants_gradient(nest: Any) -> bool:
+def wants_gradient(nest: Any) -> bool:
     """Whether a tensor in a nest of tuples and lists requires grad, be it native."""
     if isinstance(nest, _LISTS):
-        return any(map(_wants_gradient, nest))
+        return any(map(wants_gradient, nest))
     return nest._node is not None if type(nest) is Tensor else isinstance(nest, _PLAIN) and nest.requires_grad
 
 
@@ -147,11 +147,14 @@ def nodes_of_list(values: Any) -> tuple[tuple[Any, ...] | None, bool]:
     wanted = found_native = False
     for value in values:
         node = None
-        if isinstance(value, torch.Tensor):
-            node = any_node(value)
-            found_native |= node is not None and type(value) is not Tensor
+        if type(value) is Tensor:
+            node = value._node
+        elif isinstance(value, _PLAIN) and value.requires_grad:
+            node = node_of(value)
+            found_native = True
+        if node is not None:
+            wanted = True
         nodes.append(node)
-        wanted |= node is not None
     return (tuple(nodes), found_native) if wanted else (None, False)
 
 
@@ -162,7 +165,7 @@ def nodes_in(nest: Any) -> list[Node]:
         return [] if node is None else [node]
     if isinstance(nest, dict):
         nest = tuple(nest.values())
-    return [n for item in nest for n in nodes_in(item)] if isinstance(nest, tuple | list) else []
+    return [n for item in nest for n in nodes_in(item)] if isinstance(nest, _LISTS) else []
 
 
 def holds_tracked(nest: Any) -> bool:
@@ -171,6 +174,6 @@ def holds_tracked(nest: Any) -> bool:
         return nest._node is not None
     if isinstance(nest, dict):
         nest = nest.values()
-    elif not isinstance(nest, tuple | list):
+    elif not isinstance(nest, _LISTS):
         return False
     return any(holds_tracked(value) for value in nest)

@@ -11,7 +11,7 @@ from tracer.node import Node
 from tracer.recording.levels import levels
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.saved import NUMBERS
-from tracer.recording.views import note_view, note_view_in_level
+from tracer.recording.views import note_view, note_view_in_level, note_views
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _PLAIN = torch.Tensor
@@ -24,7 +24,7 @@ def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
 
     A result that came in as an argument (``contiguous()`` of a contiguous tensor) keeps its history; integers and bools stay plain.
     """
-    listed = list(result) if isinstance(result, tuple | list) and type(result) is not torch.Size else [result]
+    listed = list(result) if isinstance(result, _LISTS) and type(result) is not torch.Size else [result]
     # A plain result is none of the numbers and tracked tensors among the arguments.
     others = tuple([value for value in arguments if type(value) not in _NEVER_PLAIN])
     asked = bool(others or keywords)
@@ -50,6 +50,13 @@ def mark(tensor: torch.Tensor, node: Node | None, source: Any, *, several: bool 
 
 def mark_all(listed: list[Any], fresh: list[int], node: Node, source: Any, *, several: bool) -> None:
     """``mark`` for each of the fresh results of one call."""
+    results = [listed[i] for i in fresh]
+    base = results[0]._base
+    if several and base is not None and all(result._base is base for result in results):
+        note_views(results, base)
+        for i, result in zip(fresh, results, strict=True):
+            become_tracked(result, node.of_result(i, result))
+        return
     for i in fresh:
         mark(listed[i], node.of_result(i, listed[i]), source, several=several)
 
@@ -59,7 +66,7 @@ def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
     if type(result) is _PLAIN:
         if result.dtype in DIFFERENTIABLE and not came_in(result, arguments, keywords):
             mark(result, None, arguments[0] if arguments else None, several=several)
-    elif isinstance(result, tuple | list) and type(result) is not torch.Size:
+    elif isinstance(result, _LISTS) and type(result) is not torch.Size:
         for item in result:
             mark_constant(item, arguments, keywords, several=True)
     return result

@@ -123,7 +123,10 @@ def _alias(value: Any, versions: list[tuple[torch.Tensor, int]], op: str) -> Any
 
 def version_of(tensor: torch.Tensor) -> int:
     """torch's version counter; 0 for an inference tensor, of which it counts no writes."""
-    return 0 if tensor.is_inference() else tensor._version
+    try:
+        return tensor._version
+    except RuntimeError:
+        return 0
 
 
 def inference_error(owner: str, tensor: torch.Tensor) -> InferenceTensorError:

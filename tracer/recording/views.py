@@ -80,6 +80,17 @@ def note_view(view: torch.Tensor, base: Any, source: Any, several: bool = False)
         ban_writes(view, ban)
 
 
+def note_views(views: list[torch.Tensor], base: Any) -> None:
+    """``note_view`` for all that one call returned, views of one base."""
+    known = views_of(base)
+    count = len(known)
+    if count >= 8 and (count + len(views)).bit_length() > count.bit_length():
+        known[:] = [v for v in known if v() is not None]
+    known += map(weakref.ref, views)
+    for view in views:
+        ban_writes(view, WriteBan.ONE_OF_SEVERAL)
+
+
 def base_of(tensor: Any) -> Any:
     """The tensor whose memory a view shares; None for what is no view."""
     base = tensor._base

@@ -20,7 +20,18 @@ CASES = [
     case("cosine_similarity", lambda a, b: torch.cosine_similarity(a, b, 1), rand(3, 4), rand(3, 4, seed=1)),
     case("pairwise_distance", lambda a, b: torch.pairwise_distance(a, b), rand(3, 4), rand(3, 4, seed=1)),
     # torch's second derivative towards v is wrong where g wants none: differences decide.
-    case("_weight_norm", lambda v, g: torch._weight_norm(v, g, 0), rand(3, 4), rand(3, 1), second="differences"),
+    *[
+        case(
+            "_weight_norm",
+            lambda v, g, dim=dim: torch._weight_norm(v, g, dim),
+            rand(2, 3, 4),
+            rand(*shape),
+            second="differences",
+            label=f"dim {dim}, lengths {shape}",
+        )
+        for dim, shape in ((0, (2, 1, 1)), (2, (4,)), (1, (1, 3, 1)), (-2, (1, 3, 1)), (-1, ()))
+    ],
+    case("norm_except_dim", lambda v: torch.norm_except_dim(v, 2, -2), rand(2, 3, 4)),
     *[
         case(
             "_weight_norm_interface",
