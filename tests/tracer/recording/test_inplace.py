@@ -171,7 +171,7 @@ def test_a_write_is_recorded_alike_whether_or_not_a_view_shows_the_memory(shown:
     values = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
     ours, theirs = tracer.tensor(values, requires_grad=True), values.clone().requires_grad_()
     for x in (ours, theirs):
-        y = x.exp()
+        y = x + 1
         view = y.view(3) if shown else None
         y.mul_(x)
         y[y > 3] = (x * x).sum()
@@ -180,7 +180,7 @@ def test_a_write_is_recorded_alike_whether_or_not_a_view_shows_the_memory(shown:
         assert view is None or view.requires_grad
     torch.testing.assert_close(ours.grad, theirs.grad)
     for x in (ours, theirs):
-        y = x.exp()
+        y = x + 1
         view = y.view(3) if shown else None
         y.mul_(y.detach())  # saved, and then overwritten
         with pytest.raises(RuntimeError, match=r"overwritten in place by mul_|modified by an inplace operation"):
