@@ -29,7 +29,9 @@ DIFFERENTIABLE = frozenset(
 _PLAIN = torch.Tensor
 _LISTS = (tuple, list)
 #: Types of the most frequent arguments that are no tensors and hold none.
-_NEVER_WANTING = frozenset({bool, float, int, slice, str, type(None), type(Ellipsis), torch.Size, torch.device, torch.dtype})
+_NEVER_WANTING = frozenset(
+    {bool, float, int, slice, str, type(None), type(Ellipsis), torch.Size, torch.device, torch.dtype}
+)
 
 #: A node of torch's own autograd, named after its op; a custom Function's has no number.
 _NATIVE = re.compile(r"(\w+)Backward\d+")
@@ -89,10 +91,7 @@ def wants_gradient(nest: Any) -> bool:
         nest = nest.values()
     elif not isinstance(nest, _LISTS):
         return False
-    for value in nest:
-        if type(value) not in _NEVER_WANTING and wants_gradient(value):
-            return True
-    return False
+    return any(type(value) not in _NEVER_WANTING and wants_gradient(value) for value in nest)
 
 
 def node_of(tensor: torch.Tensor) -> Node:
