@@ -6,6 +6,7 @@ to save) and when backward reaches it (``CallPlan.steps`` says which formula giv
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -39,6 +40,9 @@ _READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "stride": torch.Tensor.stride,
     "offset": torch.Tensor.storage_offset,
 }
+
+#: How a call for one of them is written in ``Rule.expression``.
+_META_CALL = re.compile(r"_meta\(((?:bound|result)(?:\[\d+\])?), '(\w+)'\)")
 
 #: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
@@ -118,6 +122,8 @@ class CallPlan:
     tensor_positions: tuple[int, ...] = ()
     #: Which of the rule's inputs want a gradient, a bit each.
     mask: int = 0
+    #: Whether a saved value is the result, or is read off it.
+    of_result: bool = True
     #: What ``steps_for`` has made.
     _narrowed: dict[tuple[bool, ...], tuple[Step, ...]] = field(
         default_factory=dict, init=False, compare=False, repr=False
@@ -276,7 +282,8 @@ class Rule:
             i for i, n in enumerate(saved_names) if n not in self.signature.plain and n != SITE and not self._is_meta(n)
         )
         gather = self.gatherer(saved_names) if saved_names else None
-        return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions, mask)
+        of_result = any("result" in self.expression(n) for n in saved_names)
+        return CallPlan(self, tuple(steps), saved_names, gather, sources, tensor_positions, mask, of_result)
 
     def _autocast_arguments(self) -> tuple[str, ...]:
         """The arguments that autocast may have cast on their way into the op."""
@@ -298,20 +305,27 @@ class Rule:
     def gatherer(self, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
         """``gather(bound, result, extra)``, which fetches the values of these parameters from a call."""
         # Generated once per plan: a loop over names would cost more than the rest of the recording of a small op.
-        parts = []
-        for name in names:
-            parts.append(self.expression(name))
-        source = f"lambda bound, result, extra: ({', '.join(parts)},)"
-        return eval(
-            source,
-            {
-                "__name__": __name__,
-                "_meta": _meta,
-                "_kind": _kind,
-                "_frozen": frozen,
-                "_site": partial(site_for_rule, self.name),
-            },
+        known = {
+            "__name__": __name__,
+            "_meta": _meta,
+            "_kind": _kind,
+            "_frozen": frozen,
+            "_site": partial(site_for_rule, self.name),
+        }
+        parts = ", ".join(map(self.expression, names))
+        gather = eval(f"lambda bound, result, extra: ({parts},)", known)
+        of_a_tensor = _META_CALL.sub(r"_\2(\1)", parts)
+        if of_a_tensor == parts:
+            return gather
+        # Most often it is a tensor whose shape is asked for, and torch itself says when it is not.
+        known |= {"_any": gather} | {f"_{name}": read for name, read in _READ.items()}
+        exec(
+            f"def gather(bound, result, extra):\n"
+            f"    try:\n        return ({of_a_tensor},)\n"
+            f"    except TypeError:\n        return _any(bound, result, extra)\n",
+            known,
         )
+        return known["gather"]
 
     def expression(self, name: str) -> str:
         """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.

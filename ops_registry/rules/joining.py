@@ -237,8 +237,9 @@ def atleast_3d(tensors):
 
 @decomposition(torch._C._VariableFunctions.broadcast_tensors)
 def broadcast_tensors(tensors):
-    shape = broadcast_shape(*(t.shape for t in tensors))
-    return tuple(t if t.shape == shape else t.expand(shape) for t in tensors)
+    shapes = [t.shape for t in tensors]
+    shape = shapes[0] if shapes.count(shapes[0]) == len(shapes) else broadcast_shape(*shapes)
+    return tuple([t if s == shape else t.expand(shape) for t, s in zip(tensors, shapes, strict=True)])
 
 
 @decomposition(torch._C._VariableFunctions.meshgrid)

@@ -136,10 +136,27 @@ def add_up(grads: dict[Node, Any], node: Node, grad: torch.Tensor) -> torch.Tens
 
 
 def _owns_memory(grad: torch.Tensor) -> bool:
-    """Whether each element has memory of its own, and no view, no alias, and nothing in C++ knows of it."""
-    if grad.layout is not torch.strided or use_count(grad) != 1 or storage_use_count(grad) != 1:
+    """Whether each element has memory of its own, and no view, no alias, and nothing in C++ knows of it.
+
+    It may be a view itself, ``mm(...).t()``, of a tensor that only this view still holds.
+    """
+    if grad.layout is not torch.strided or use_count(grad) != 1:
+        return False
+    is_view = grad._is_view()
+    if storage_use_count(grad) != 1 + is_view or (is_view and _holders_of_base(grad) != _ITS_VIEW_ALONE):
         return False
     return grad.is_contiguous() or _has_no_overlap(grad)
+
+
+def _holders_of_base(view: torch.Tensor) -> tuple[int, int]:
+    """How many in Python and how many in C++ hold the tensor that ``view`` is a view of, this question included."""
+    base = view._base
+    assert base is not None
+    return sys.getrefcount(base), use_count(base)
+
+
+#: What that is where only the view holds it: whether torch's own hold counts as one of Python's depends on its version.
+_ITS_VIEW_ALONE = _holders_of_base(torch.empty(1).view(1))
 
 
 def _has_sum(tensor: torch.Tensor) -> bool:

@@ -30,7 +30,7 @@ from tracer.recording.forward_mode import alias_with_tangent
 from tracer.recording.inplace import check_write
 from tracer.recording.levels import levels
 from tracer.recording.nested import refuse_nested
-from tracer.recording.parents import DIFFERENTIABLE, find_parents, nodes_in, wants_gradient
+from tracer.recording.parents import DIFFERENTIABLE, find_parents, wants_gradient
 from tracer.recording.results import came_in, fresh_results, mark, mark_all, mark_constant
 from tracer.recording.saved import save
 from tracer.recording.subclasses import refuse_lost_history
@@ -57,7 +57,7 @@ def record(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], 
             # 2 inputs
             if bound is not None:
                 mask, parents, has_native = find_parents(rule, bound)
-            if kwargs and (mask or nodes_in(kwargs.get("out"))):
+            if kwargs and (mask or wants_gradient(kwargs.get("out"))):
                 refuse_out(rule.name, kwargs)
         if not mask:
             if asked.graphs:
@@ -77,7 +77,7 @@ def _bind(spelling: Spelling, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         return spelling.bind(args, kwargs)
     except UnsupportedCallError:
-        if nodes_in((args, kwargs)):
+        if wants_gradient((args, kwargs)):
             raise
         return None
 
@@ -189,7 +189,7 @@ def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...
         result = _record_as_one(spelling, spelling.rule.as_one, args, kwargs)
         if result is not NotImplemented:
             return result
-    if torch.is_grad_enabled() and (wants_gradient(args) or (kwargs and wants_gradient([*kwargs.values()]))):
+    if torch.is_grad_enabled() and (wants_gradient(args) or (kwargs and wants_gradient(kwargs))):
         refuse_out(spelling.rule.name, kwargs)
         cast = autocast_to_single(decompose, spelling, func, args, kwargs)
         if cast is not NotImplemented:

@@ -14,6 +14,7 @@ from ops_registry.torch_private import (
     creation_of,
     saved_tensors_hooks,
     set_grad_enabled,
+    use_count,
 )
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter, keeps_values
@@ -23,7 +24,7 @@ from tracer.notes.values import Values
 from tracer.recording.levels import Argument, arguments_sharing, levels, physical
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
-from tracer.recording.saved import Saved, note_write, pack_saved, save, save_unpacked
+from tracer.recording.saved import NOTHING, Saved, note_write, pack_saved, save, save_unpacked
 from tracer.recording.views import (
     WriteBan,
     base_of,
@@ -34,7 +35,7 @@ from tracer.recording.views import (
     write_ban,
     written_unrecorded,
 )
-from tracer.tracked_tensor import Tensor, plain_alias
+from tracer.tracked_tensor import Tensor, become_tracked, dtype_of, plain_alias, shape_of
 
 #: Ops that change how a tensor looks at its memory and write nothing into it.
 GEOMETRY = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
@@ -66,38 +67,108 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         bound = spelling.bind(args, kwargs)
         target = bound[spelling.written_argument]
         # 2 inputs
-        mask, parents = 0, ()
+        mask, parents, has_native = 0, (), False
         if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
-            mask, parents, _ = find_parents(rule, bound)
+            mask, parents, has_native = find_parents(rule, bound)
         if not mask:
             if asked.graphs:
                 note_unrecorded(rule.name, [value for value in bound if value is not target])
             result = func(*args, **kwargs)
             _note_unrecorded_write(rule, target)
             return result
-        check_write(target, rule.name)
-        if rule.name not in GEOMETRY:
-            prepare(target, rule.name)
-        # 3 run and 4 save, in turns
         plan = rule.plan(mask)
-        keep = keeps_values()
-        bound_before = _before(spelling, plan, bound, copy=keep)
-        # Aliased before the write: what shares memory with the target is at another version afterwards.
-        values = Values(rule, bound_before) if keep else None
-        saved = _write_and_save(spelling, plan, func, args, kwargs, bound, bound_before)
-        # 5 mark
-        node = enter(CallNode(plan, parents, target.shape, target.dtype, *saved), target)
-        if values is not None:
-            values.keep_result(target)
-            node.values = values
-        if rule.name in GEOMETRY:
-            rebase(target, node)
+        if not has_native and _is_alone(target, rule):
+            _write_alone(spelling, plan, parents, func, args, kwargs, bound)
         else:
-            rewrite(target, node)
-            note_write(target, rule.name)
-            if levels.open:
-                _note_written_arguments(target)
+            _write_shared(spelling, plan, parents, func, args, kwargs, bound)
         return None if func is torch.Tensor.__setitem__ else target
+
+
+def _is_alone(target: torch.Tensor, rule: Rule) -> bool:
+    """Whether nobody else shows the memory of ``target``, and torch forbids no write into it: then only its own history changes."""
+    # A view holds its base: where Python alone holds a tensor, it has no views.
+    return (
+        target._base is None
+        and use_count(target) == 1
+        and (type(target._node) is not Leaf if type(target) is Tensor else not target.requires_grad)
+        and write_ban(target) is None
+        and target.layout is torch.strided
+        and not target.is_nested
+        and not levels.open
+        and not keeps_values()
+        and rule.name not in GEOMETRY
+    )
+
+
+def _write_alone(
+    spelling: Spelling,
+    plan: CallPlan,
+    parents: tuple[Any, ...],
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound: tuple[Any, ...],
+) -> None:
+    """Steps 3 to 5 for a target that is alone with its memory: those of ``_write_shared``, with nobody else to think of."""
+    rule, position = spelling.rule, spelling.written_argument
+    target = bound[position]
+    before = bound
+    if rule.signature.names[position] in plan.saved_names:  # the op overwrites what the rule wants
+        before = (*bound[:position], plain_alias(target).clone(), *bound[position + 1 :])
+    if rule.forward is not None:
+        result, by_products = rule.forward(*bound)
+        saved = save(plan, before, result, by_products)
+        if result is not target:
+            target.copy_(result)
+    elif plan.gather is None:
+        func(*args, **kwargs)
+        saved = NOTHING
+    else:
+        saved = save_unpacked(plan, before, target)
+        func(*args, **kwargs)
+        if plan.of_result:
+            saved = _with_result(plan, saved, before, target)
+        saved = pack_saved(saved, saved_tensors_hooks(False))
+    node = enter(CallNode(plan, parents, shape_of(target), dtype_of(target), *saved), target)
+    if type(target) is Tensor:
+        rebase(target, node)
+    else:
+        become_tracked(target, node)
+    note_write(target, rule.name)
+
+
+def _write_shared(
+    spelling: Spelling,
+    plan: CallPlan,
+    parents: tuple[Any, ...],
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    bound: tuple[Any, ...],
+) -> None:
+    """Steps 3 to 5 of a write, with the checks and the histories of all that shows the memory of the target."""
+    rule, target = spelling.rule, bound[spelling.written_argument]
+    check_write(target, rule.name)
+    if rule.name not in GEOMETRY:
+        prepare(target, rule.name)
+    # 3 run and 4 save, in turns
+    keep = keeps_values()
+    bound_before = _before(spelling, plan, bound, copy=keep)
+    # Aliased before the write: what shares memory with the target is at another version afterwards.
+    values = Values(rule, bound_before) if keep else None
+    saved = _write_and_save(spelling, plan, func, args, kwargs, bound, bound_before)
+    # 5 mark
+    node = enter(CallNode(plan, parents, shape_of(target), dtype_of(target), *saved), target)
+    if values is not None:
+        values.keep_result(target)
+        node.values = values
+    if rule.name in GEOMETRY:
+        rebase(target, node)
+        return
+    rewrite(target, node)
+    note_write(target, rule.name)
+    if levels.open:
+        _note_written_arguments(target)
 
 
 def _note_unrecorded_write(rule: Rule, target: torch.Tensor) -> None:

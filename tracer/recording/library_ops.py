@@ -25,7 +25,7 @@ from ops_registry.torch_private import (
 )
 from tracer.recording.fallback import record_with_torch
 from tracer.recording.missing_rule import record_write, written_arguments
-from tracer.recording.parents import any_node, nodes_in
+from tracer.recording.parents import any_node, wants_gradient
 from tracer.recording.results import mark_constant
 
 #: The dispatch keys under which an op can bring a derivative.
@@ -66,7 +66,7 @@ def run_library_op(
     nested = len(schema.returns) > 1 and any("List" in str(r.type) for r in schema.returns)
     if schema.is_mutable or nested or not any(has_kernel(name, key) for key in _KEYS):
         return NO_BACKWARD
-    if torch.is_grad_enabled() and nodes_in((args, kwargs)):
+    if torch.is_grad_enabled() and wants_gradient((args, kwargs)):
         return record_with_torch(func, args, kwargs, str(func))[0]
     return NO_BACKWARD
 
@@ -104,6 +104,6 @@ def asks_tracked_too(native: Any) -> Any:
     """
 
     def asked(*args: Any, **kwargs: Any) -> bool:
-        return native(*args, **kwargs) or (is_torch_function_enabled() and bool(nodes_in((args, kwargs))))
+        return native(*args, **kwargs) or (is_torch_function_enabled() and wants_gradient((args, kwargs)))
 
     return asked

@@ -28,6 +28,10 @@ DIFFERENTIABLE = frozenset(
 
 _PLAIN = torch.Tensor
 _LISTS = (tuple, list)
+#: Types of the most frequent arguments that are no tensors and hold none.
+_NEVER_WANTING = frozenset(
+    {bool, float, int, slice, str, type(None), type(Ellipsis), torch.Size, torch.device, torch.dtype}
+)
 
 #: A node of torch's own autograd, named after its op; a custom Function's has no number.
 _NATIVE = re.compile(r"(\w+)Backward\d+")
@@ -69,7 +73,8 @@ def find_parents(rule: Rule, bound: tuple[Any, ...]) -> tuple[int, tuple[Any, ..
 def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
     """Raise ``UnsupportedCallError`` where a gradient is wanted in an argument for which the rule has no formula: it would be lost."""
     for position, name in rule.uncovered:
-        if wants_gradient(bound[position]):
+        value = bound[position]
+        if type(value) not in _NEVER_WANTING and wants_gradient(value):
             raise UnsupportedCallError(
                 f"{rule.name}: its rule gives no gradient for '{name}', which requires grad here and would lose it. Detach it, or cover it "
                 f"with a formula: @ops_registry.backward(..., wrt='{name}')."
@@ -77,10 +82,16 @@ def check_uncovered(rule: Rule, bound: tuple[Any, ...]) -> None:
 
 
 def wants_gradient(nest: Any) -> bool:
-    """Whether a tensor in a nest of tuples and lists requires grad, be it native."""
-    if isinstance(nest, _LISTS):
-        return any(map(wants_gradient, nest))
-    return nest._node is not None if type(nest) is Tensor else isinstance(nest, _PLAIN) and nest.requires_grad
+    """Whether a tensor in a nest of tuples, lists and dicts requires grad, be it native."""
+    if type(nest) is Tensor:
+        return nest._node is not None
+    if isinstance(nest, _PLAIN):
+        return nest.requires_grad
+    if isinstance(nest, dict):
+        nest = nest.values()
+    elif not isinstance(nest, _LISTS):
+        return False
+    return any(type(value) not in _NEVER_WANTING and wants_gradient(value) for value in nest)
 
 
 def node_of(tensor: torch.Tensor) -> Node:

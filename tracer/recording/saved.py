@@ -19,11 +19,9 @@ from tracer.notes.cuts import noting
 from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
-from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, shape_of, tracked_alias
 
 _PLAIN = torch.Tensor
-#: torch's own descriptor, past our property of the same name.
-_SHAPE: Any = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
 
 #: Types of arguments that are neither a tensor nor could hold one.
 NUMBERS = frozenset({float, int, bool, complex, type(None)})
@@ -183,7 +181,7 @@ def note_write(target: torch.Tensor, name: str) -> None:
         target = physical(target)
     storage = storage_key(target)
     site = None if noting.cuts is None else find_site(_in_place(name), 2)
-    _writes[storage] = (name, _SHAPE(target), 0 if target.is_inference() else target._version, site)
+    _writes[storage] = (name, shape_of(target), 0 if target.is_inference() else target._version, site)
     _writes.move_to_end(storage)
     if len(_writes) > 256:
         _writes.popitem(last=False)

@@ -51,19 +51,13 @@ class Held(NamedTuple):
 _MAY_HOLD_TENSORS = (torch.Tensor, list, tuple, dict, type(None))
 
 
-def state_of(module: Any, names: frozenset[str] = frozenset()) -> Iterator[Held]:
-    """The parameters and buffers of a scripted module and its submodules, and what is found under the attributes ``names``."""
+def state_of(module: Any) -> Iterator[Held]:
+    """The parameters and buffers of a scripted module and its submodules."""
     for kind in (ParameterDict, BufferDict):
         for name, tensor in kind(module).items():
             yield Held(module, name, tensor)
-    for name in names:
-        value = module.getattr(name) if module.hasattr(name) else None
-        if isinstance(value, torch.Tensor):
-            yield Held(module, name, value)
-        elif value is not None:
-            yield from (Held(module, "", t) for t in _tensors_inside(value))
     for _, submodule in ModuleDict(module).items():
-        yield from state_of(submodule, names)
+        yield from state_of(submodule)
 
 
 def _tensors_inside(value: Any) -> Iterator[torch.Tensor]:
@@ -75,22 +69,75 @@ def _tensors_inside(value: Any) -> Iterator[torch.Tensor]:
             yield from _tensors_inside(list(vars(leaf).values()))
 
 
-#: What ``attributes_of`` has found.
-_attributes: MutableMapping[Any, frozenset[str]] = weakref.WeakKeyDictionary()
+class _Layout(NamedTuple):
+    """Where a scripted module may hold tensors, by name: the type of an attribute never changes."""
+
+    registered: tuple[str, ...]
+    attributes: tuple[str, ...]
+    submodules: tuple[tuple[str, _Layout], ...]
+
+    def state_of(self, module: Any) -> Iterator[Held]:
+        """What ``module`` holds there now."""
+        for name in self.registered:
+            yield Held(module, name, module.getattr(name))
+        for name in self.attributes:
+            value = module.getattr(name)
+            if isinstance(value, torch.Tensor):
+                yield Held(module, name, value)
+            elif value is not None:
+                yield from (Held(module, "", t) for t in _tensors_inside(value))
+        for name, layout in self.submodules:
+            yield from layout.state_of(module.getattr(name))
 
 
-def attributes_of(method: Any) -> frozenset[str]:
-    """The names of the attributes that a compiled method reads or writes, in whatever module, and that are not registered there.
+class _Reads(NamedTuple):
+    """What a call of a compiled method may read and write."""
 
-    Only those that may hold tensors: the type of an attribute never changes.
-    """
-    found = _attributes.get(method)
+    layout: _Layout
+    #: Whether it may leave other tensors behind than it has found, and not only write into those.
+    writes: bool
+
+
+#: What ``_reads_of`` has found.
+_reads: MutableMapping[Any, _Reads] = weakref.WeakKeyDictionary()
+
+
+def _reads_of(method: Any) -> _Reads:
+    """Where the module of a compiled method, and its submodules, may hold tensors that the method reads or writes."""
+    found = _reads.get(method)
     if found is None:
         graph = method.inlined_graph  # held: its nodes do not hold it
-        nodes = [*graph.findAllNodes("prim::GetAttr"), *graph.findAllNodes("prim::SetAttr")]
-        names = {node.s("name") for node in nodes}
-        found = _attributes[method] = frozenset(_unregistered(method.owner, names))
+        writing = graph.findAllNodes("prim::SetAttr")
+        names = {node.s("name") for node in (*graph.findAllNodes("prim::GetAttr"), *writing)}
+        layout = _layout_of(method.owner, names)
+        found = _Reads(layout, bool(writing) or _has_attributes(layout))
+        if not graph.findAllNodes(
+            "prim::CallMethod"
+        ):  # by an interface: another module may stand there at the next call
+            _reads[method] = found
     return found
+
+
+def _layout_of(module: Any, names: set[str]) -> _Layout:
+    registered = tuple(name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items())
+    submodules = dict(ModuleDict(module).items())
+    attributes = tuple(
+        name
+        for name in names - {*registered, *submodules}
+        if module.hasattr(name) and _may_hold_tensors(module.getattr(name))
+    )
+    inner = ((name, _layout_of(submodule, names)) for name, submodule in submodules.items())
+    return _Layout(registered, attributes, tuple((name, layout) for name, layout in inner if any(layout)))
+
+
+def _may_hold_tensors(value: Any) -> bool:
+    if isinstance(value, list | tuple) and value and all(type(item) in (bool, float, int, str) for item in value):
+        return False  # so it will be, whatever their number
+    return isinstance(value, _MAY_HOLD_TENSORS) or hasattr(value, "__dict__")
+
+
+def _has_attributes(layout: _Layout) -> bool:
+    return bool(layout.attributes) or any(_has_attributes(inner) for _, inner in layout.submodules)
 
 
 #: What ``ops_in`` has found.
@@ -117,17 +164,6 @@ def _refuse_replaced(compiled: Any) -> None:
         )
 
 
-def _unregistered(module: Any, names: set[str]) -> Iterator[str]:
-    submodules = dict(ModuleDict(module).items())
-    registered = {name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()} | submodules.keys()
-    for name in names - registered:
-        value = module.getattr(name) if module.hasattr(name) else False
-        if isinstance(value, _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"):
-            yield name
-    for submodule in submodules.values():
-        yield from _unregistered(submodule, names)
-
-
 def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
     """The ``__call__`` of compiled code, which records a call with tracked tensors, given or held, as one opaque call."""
 
@@ -135,8 +171,9 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return call(self, *args, **kwargs)
         module = getattr(self, "owner", None)  # a function has none
-        names = frozenset[str]() if module is None else attributes_of(self)
-        held = [] if module is None else [h.tensor for h in state_of(module, names)]
+        reads = None if module is None else _reads_of(self)
+        found = [] if reads is None else list(reads.layout.state_of(module))
+        held = [h.tensor for h in found]
         given = tree_flatten((args, kwargs))[0]
         held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
         if not holds_tracked((*held, *given)):
@@ -160,8 +197,9 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         written: list[Held] = []
 
         def new_state() -> list[torch.Tensor]:
-            if module is not None:
-                written.extend(h for h in state_of(module, names) if _has_new_history(h.tensor, before))
+            if reads is not None:
+                left = reads.layout.state_of(module) if reads.writes else found
+                written.extend(h for h in left if _has_new_history(h.tensor, before))
                 _check_places(self.name, written)
             return [h.tensor for h in written]
 

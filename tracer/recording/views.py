@@ -18,13 +18,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.registry import TABLE
 from ops_registry.strided import write_region
+from ops_registry.torch_private import TensorBase
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node, RaisingNode
 from tracer.recording.levels import level_numbers, levels, physical, shares_memory
 from tracer.recording.saved import save
 from tracer.recording.unseen_views import find_unseen
-from tracer.tracked_tensor import Tensor, become_tracked
+from tracer.tracked_tensor import Tensor, become_tracked, dtype_of, shape_of, stride_of
 
 _READ = TABLE[torch.as_strided].rule
 _WRITE = TABLE[write_region].rule
@@ -157,7 +158,7 @@ def prepare(target: torch.Tensor, name: str) -> None:
             f"recording that is not supported. Use the out-of-place op."
         )
     for view in views:
-        if view.dtype != base.dtype or view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
+        if dtype_of(view) is not dtype_of(base) or view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
             raise UnsupportedError(
                 f"{name}_ writes into memory that a live view of shape {tuple(view.shape)} shows as {view.dtype}"
                 f"{' conjugated' if view.is_conj() else ''}: recording that is not supported. Drop the view, or use the out-of-place op."
@@ -179,17 +180,20 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
         old = getattr(base, "_node", None)
         parents = (node,) if old is None else (old, node)
         plan = _WRITE.plan(0b10 if old is None else 0b11)
-        bound: Any = (base, target, tuple(target.size()), target.stride(), target.storage_offset())
+        bound: Any = (base, target, tuple(shape_of(target)), stride_of(target), target.storage_offset())
         if not _is_dense(base):
             bound = _without_gaps(base, target)
-        rebase(base, enter(CallNode(plan, parents, base.shape, base.dtype, *save(plan, bound, base, {})), base))
+        saved = save(plan, bound, base, {})
+        rebase(base, enter(CallNode(plan, parents, shape_of(base), dtype_of(base), *saved), base))
     for view in live_views(base):
         if view is not target and write_ban(view) in _STALE_AFTER_A_WRITE:
             _make_stale(view, base._node)
             continue
         plan = _READ.plan(1)
-        bound = (base, tuple(view.size()), view.stride(), view.storage_offset())
-        rebase(view, enter(CallNode(plan, (base._node,), view.shape, view.dtype, *save(plan, bound, view, {})), view))
+        shape = shape_of(view)
+        bound = (base, tuple(shape), stride_of(view), view.storage_offset())
+        saved = save(plan, bound, view, {})
+        rebase(view, enter(CallNode(plan, (base._node,), shape, dtype_of(view), *saved), view))
 
 
 def written_unrecorded(target: torch.Tensor) -> None:
@@ -223,10 +227,10 @@ def rebase(target: torch.Tensor, node: Node) -> None:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether every element of the tensor's stretch of memory belongs to exactly one index."""
-    if tensor.numel() == 0:
+    if TensorBase.is_contiguous(tensor):
         return True
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(stride_of(tensor), shape_of(tensor), strict=True)):
         if size != 1:
             if stride != expected:
                 return False
@@ -275,10 +279,11 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
 
 def _may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
-    if tensor.numel() == 0:
+    shape = shape_of(tensor)
+    if 0 in shape:
         return False
     reach = 0
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(stride_of(tensor), shape, strict=True)):
         if size != 1:
             if stride <= reach:
                 return True

@@ -164,3 +164,24 @@ def test_retain_grad_follows_the_tensor_through_a_write() -> None:
     y.mul_(3)
     (y * 5).sum().backward()
     assert y.grad is not None and y.grad.tolist() == [5.0]
+
+
+@pytest.mark.parametrize("shown", [False, True])
+def test_a_write_is_recorded_alike_whether_or_not_a_view_shows_the_memory(shown: bool) -> None:
+    values = torch.tensor([0.5, 1.0, 2.0], dtype=torch.float64)
+    ours, theirs = tracer.tensor(values, requires_grad=True), values.clone().requires_grad_()
+    for x in (ours, theirs):
+        y = x + 1
+        view = y.view(3) if shown else None
+        y.mul_(x)
+        y[y > 3] = (x * x).sum()
+        y.mul_(0.1).exp_()
+        (y * x).sum().backward()
+        assert view is None or view.requires_grad
+    torch.testing.assert_close(ours.grad, theirs.grad)
+    for x in (ours, theirs):
+        y = x + 1
+        view = y.view(3) if shown else None
+        y.mul_(y.detach())  # saved, and then overwritten
+        with pytest.raises(RuntimeError, match=r"overwritten in place by mul_|modified by an inplace operation"):
+            y.sum().backward()

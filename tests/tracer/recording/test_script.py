@@ -299,3 +299,63 @@ def test_a_parameter_that_a_scripted_call_leaves_aside_gets_no_gradient() -> Non
     found = {name: parameter.grad for name, parameter in script.named_parameters()}
     assert found["unused.weight"] is None and found["unused.bias"] is None
     assert found["used.weight"] is not None and found["used.bias"] is not None
+
+
+@torch.jit.interface
+class Part(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        pass
+
+
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.scale
+
+
+class Shifted(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.shift = torch.nn.Parameter(torch.ones(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x + self.shift
+
+
+class WithPart(torch.nn.Module):
+    def __init__(self, part: torch.nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part.forward(x)
+
+
+class WithInterface(torch.nn.Module):
+    def __init__(self, part: torch.nn.Module) -> None:
+        super().__init__()
+        self.part = part
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.part.forward(x)
+
+
+WithInterface.__annotations__ = {"part": Part}  # the class itself, which torch does not find by its name here
+
+
+@pytest.mark.parametrize(("whole", "later"), [(WithPart, Scaled), (WithInterface, Shifted)])
+def test_a_submodule_that_takes_anothers_place_between_calls_gets_the_gradient(
+    whole: type[torch.nn.Module], later: type[torch.nn.Module]
+) -> None:
+    model, x = nn.track(torch.jit.script(whole(Scaled()))), torch.tensor([1.0, 2.0])
+    first = model.part.scale
+    model(x).sum().backward()
+    assert first.grad.tolist() == [1.0, 2.0]
+    model.part = nn.track(torch.jit.script(later()))
+    model(x).sum().backward()
+    assert first.grad.tolist() == [1.0, 2.0]
+    [second] = model.parameters()
+    assert second.grad.tolist() == ([1.0, 2.0] if later is Scaled else [1.0, 1.0])
