@@ -38,6 +38,9 @@ SHOWN_REASONS = 4
 NUMBERS = frozenset(("item", "tolist", "float()", "int()", "bool()", "index()", "complex()"))
 CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad", "sample", "marked"))
 
+#: The size of so many elements has all digits that are told.
+_FEW = 1 << 16
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -80,6 +83,8 @@ class Evidence:
         #: By the numbers of a call and of one of its parents: the state of what went on to it, and how many parts of it were not zero.
         self._went: dict[tuple[int, int], tuple[int, int]] = {}
         self.norms: dict[int, float] = {}
+        #: By serial number: how large the one part is that has been sent there so far; None where there are several.
+        self._alone: dict[int, float | None] = {}
         #: What gradients filled that a nested backward pass found, of a checkpoint with ``use_reentrant=True``: by the leaf's number.
         self.nested: dict[int, tuple[int, float]] = {}
         #: What the backward pass raised, and where.
@@ -197,15 +202,15 @@ class Evidence:
         node, grad = step.node, step.grad
         came: list[Seen] = []
         if isinstance(grad, tuple):
+            hooked = has_hooks(node)
             parts = [(node.at(index), part) for index, part in enumerate(grad) if part is not None]
-            came = [Seen(one, part, size_of(part)) for one, part in parts]
-            for output, part, size in came:
-                if output is not None:
-                    self._arrive(output, part, size)
-            self._arrive(node, grad, size_of(grad))
+            came = [
+                Seen(one, part, self._arrive(one, part, hooked or one is None or has_hooks(one))) for one, part in parts
+            ]
+            self.came[node.serial] = max((state_of_size(part.size) for part in came), default=ZERO)
         else:
-            came = [] if grad is None else [Seen(node, grad, size_of(grad))]
-            self._arrive(node, grad, came[0].size if came else 0.0)
+            size = self._arrive(node, grad, has_hooks(node))
+            came = [] if grad is None else [Seen(node, grad, size)]
         worst = self.came[node.serial]
         none_is_zero = not isinstance(node, OpaqueNode) or node.none_is_zero or grad is None
         went: list[Seen] = []
@@ -213,8 +218,10 @@ class Evidence:
             for parent, part in pairs(node.parents[position], passed_on):
                 state = ZERO if none_is_zero else ABSENT
                 if part is not None:
-                    went.append(Seen(parent, part, size_of(part)))
-                    state = state_of_size(went[-1].size)
+                    size = size_of(part)
+                    state = state_of_size(size)
+                    went.append(Seen(parent, part, size))
+                    self._alone[parent.serial] = size if parent.serial not in self._alone else None
                 key = node.serial, parent.serial
                 before, count = self._went.get(key, (ABSENT, 0))
                 self._went[key] = max(before, state), count + (state > ZERO)
@@ -224,10 +231,16 @@ class Evidence:
         if self._doubts is not None:
             self._doubts.look_at(node, came, went)
 
-    def _arrive(self, node: Node, grad: Any, size: float) -> None:
-        self.came[node.serial] = state_of_size(size)
-        if isinstance(node, Leaf) or node is self._subject:
-            self.norms[node.serial] = 0.0 if grad is None or isinstance(grad, tuple) else norm(grad)
+    def _arrive(self, node: Node | None, grad: Any, hooked: bool) -> float:
+        """Take note of what came to a node, and return its size: that of what was sent, where it was one part and no hook saw it."""
+        size = None if node is None else self._alone.pop(node.serial, None)
+        if size is None or hooked:
+            size = 0.0 if grad is None else size_of(grad)
+        if node is not None:
+            self.came[node.serial] = state_of_size(size)
+        if isinstance(node, Leaf) or (node is not None and node is self._subject):
+            self.norms[node.serial] = size if grad is None or _is_exact(grad) else norm(grad)
+        return size
 
     def _next_after(self, last: Node | None) -> Node | None:
         """The call at which the pass failed: the next one that a gradient had come to."""
@@ -307,6 +320,11 @@ class _Sent:
 def kind_of(state: int) -> str:
     """``absent``, ``zero``, ``fine`` or ``not finite``."""
     return ("absent", "zero", "fine", "not finite", "not finite")[state]
+
+
+def _is_exact(grad: torch.Tensor) -> bool:
+    """Whether its size is its norm to all digits that are told."""
+    return grad.numel() <= _FEW and grad.dtype in (torch.float32, torch.float64) and grad.layout is torch.strided
 
 
 def call_of(node: Node) -> Node:

@@ -76,31 +76,42 @@ class Doubts:
         self.cancelled: set[int] = set()
         #: By the number of a call with several results: those that a gradient came for.
         self.results: dict[int, list[int]] = {}
-        #: By serial number: how large the largest part is that has been sent to it, and the largest of those that may be rounding.
-        self._sent: dict[int, tuple[float, float]] = {}
+        #: By serial number: the key of what came, which is that of what was sent where that was one part.
+        self._keys: dict[int, Key] = {}
+        #: By serial number: who has sent parts to it, how large the largest is, and the largest of those that may be rounding.
+        self._sent: dict[int, tuple[list[int], float, float]] = {}
+
+    def at(self, serial: int) -> Key:
+        """The key of what came to the node of this number."""
+        return self._keys.get(serial, (serial, serial))
 
     def look_at(self, node: Node, came: Sequence[Seen], went: Sequence[Seen]) -> None:
         """Take note of what came to a call, for each of its results, and of what went on from it to its inputs."""
-        doubtful, size, count = False, 0.0, 0
+        doubtful, size, count, little = False, 0.0, 0, 0.0
         for one, grad, part in came:
             if 0 < part < math.inf:
                 doubtful |= one is not None and self._arrives(one, grad, part)
                 size, count = math.hypot(size, part), count + grad.numel()
+                little = max(little, _little(grad.dtype))
                 if one is not None and one is not node:
                     self.results.setdefault(node.serial, []).append(one.serial)
         for one, grad, part in went:
             assert one is not None
             if not (0 < part < math.inf and size):
                 continue
-            doubted = doubtful or _falls(part, grad, size, count)
+            doubted = doubtful or _falls(part, grad.numel(), size, count) < max(little, _little(grad.dtype))
             if doubted:
                 self._keep((node.serial, one.serial), grad)
-            largest, largest_doubted = self._sent.get(one.serial, (0.0, 0.0))
-            self._sent[one.serial] = max(largest, part), max(largest_doubted, part if doubted else 0.0)
+            senders, largest, largest_doubted = self._sent.get(one.serial, ([], 0.0, 0.0))
+            senders.append(node.serial)
+            self._sent[one.serial] = senders, max(largest, part), max(largest_doubted, part if doubted else 0.0)
 
     def _arrives(self, node: Node, grad: torch.Tensor, size: float) -> bool:
         """Whether what came to a node may be rounding: its parts are, or they cancel."""
-        largest, doubted = self._sent.pop(node.serial, (0.0, 0.0))
+        senders, largest, doubted = self._sent.pop(node.serial, ((), 0.0, 0.0))
+        if len(senders) == 1:
+            self._keys[node.serial] = senders[0], node.serial
+            return bool(doubted)
         little = _little(grad.dtype)
         if size < little * largest:
             self.cancelled.add(node.serial)
@@ -117,7 +128,7 @@ class Doubts:
     def suspects(self, nodes: Sequence[Node], norms: Mapping[int, float]) -> list[Node]:
         """Those of the nodes whose gradient may be rounding and is small."""
         most = _PART * max(*norms.values(), 1.0)
-        return [n for n in nodes if (n.serial, n.serial) in self.samples and 0 < norms.get(n.serial, 0.0) < most]
+        return [n for n in nodes if self.at(n.serial) in self.samples and 0 < norms.get(n.serial, 0.0) < most]
 
 
 @cache
@@ -126,14 +137,13 @@ def _little(dtype: torch.dtype) -> float:
     return torch.finfo(dtype).eps ** (1 / 3)
 
 
-def _falls(size: float, grad: torch.Tensor, before: float, count: int) -> bool:
-    """Whether a gradient is much smaller than the ``count`` elements that it was made of: in its elements, and in all of them together.
+def _falls(size: float, many: int, before: float, count: int) -> float:
+    """How small a gradient of ``many`` elements is beside one of ``count`` that it was made of: in its elements, or in all together.
 
     A mean is smaller in its elements alone. One number that is made of another is no sum.
     """
-    many = grad.numel()
     ratio = math.sqrt(many / count)
-    return size * max(ratio, 1 / ratio) < _little(grad.dtype) * before and (many > 1 or count > 1)
+    return math.inf if many == count == 1 else size / before * max(ratio, 1 / ratio)
 
 
 def made_by(loss: torch.Tensor, order: Sequence[Node], doubts: Doubts, suspects: Sequence[Node]) -> dict[int, Node]:
@@ -142,17 +152,17 @@ def made_by(loss: torch.Tensor, order: Sequence[Node], doubts: Doubts, suspects:
     ``order`` is that of the backward pass; empty where no gradient of the suspects is rounding.
     """
     rounded: set[Key] = set()
-    asked = list(suspects)
+    asked = {doubts.at(node.serial): node for node in suspects}
     for weight in _OTHER_WEIGHTS:
         if asked:
-            rounded |= _out_of_ratio(doubts.samples, _samples_at(loss, order[0], asked, weight, doubts), weight)
-            asked = [n for n in asked if _at(n) not in rounded and doubts.samples[_at(n)].elements.numel() <= _FEW]
+            rounded |= _out_of_ratio(doubts.samples, _samples_at(loss, order[0], asked, weight, doubts.samples), weight)
+            asked = {k: n for k, n in asked.items() if k not in rounded and len(doubts.samples[k].elements) <= _FEW}
     found: dict[int, Node] = {}
-    if rounded.isdisjoint(map(_at, suspects)):
+    if all(doubts.at(node.serial) not in rounded for node in suspects):
         return found
     for node in order:  # newest first: each knows what its users have sent
         serial = node.serial
-        came = all((one, one) in rounded for one in doubts.results.get(serial, (serial,)))
+        came = all(doubts.at(one) in rounded for one in doubts.results.get(serial, (serial,)))
         if came and (serial not in found or serial in doubts.cancelled):
             found[serial] = node
         for parent in flat(node.parents):
@@ -161,19 +171,18 @@ def made_by(loss: torch.Tensor, order: Sequence[Node], doubts: Doubts, suspects:
     return found
 
 
-def _at(node: Node) -> Key:
-    return node.serial, node.serial
-
-
 def _samples_at(
-    loss: torch.Tensor, root: Node, suspects: Sequence[Node], weight: float, doubts: Doubts
+    loss: torch.Tensor, root: Node, asked: Mapping[Key, Node], weight: float, samples: Mapping[Key, Sample]
 ) -> dict[Key, torch.Tensor]:
+    """The same elements in a backward pass from another weight of the loss, of what leads to the nodes asked about."""
     with DisableTorchFunctionSubclass():
         seed = torch.full_like(loss, weight, requires_grad=False).as_subclass(torch.Tensor)
-    sweep = _Again(doubts.samples)
+    sweep = _Again(samples)
     with Graph(), leaving_grad_alone():
-        for node, grad in sweep.run([(root, seed)], set(suspects)).items():
-            sweep.note(_at(node), grad)
+        found = sweep.run([(root, seed)], set(asked.values()))
+    for key, node in asked.items():
+        if key not in sweep.noted and node in found:
+            sweep.note(key, found[node])
     return sweep.noted
 
 
@@ -197,7 +206,7 @@ class _Again(Replay):
         for index, part in enumerate(grad if isinstance(grad, tuple) else (grad,)):
             result = node.at(index)
             if result is not None:
-                self.note(_at(result), part)
+                self.note((result.serial, result.serial), part)
         for position, passed_on in grad_inputs.items():
             for parent, part in pairs(node.parents[position], passed_on):
                 self.note((node.serial, parent.serial), part)

@@ -59,14 +59,35 @@ def why_rounded(node: Node, evidence: Evidence) -> tuple[Node, str, str]:
         return node, *_OF_ALIKE[name_of(node.op)]
     way = [one for one in (node, *evidence.way_to_loss(node.serial)) if not isinstance(one, Output)][:_FAR]
     for one in way:
+        name = name_of(one.op)
         for ops, reason in _UNDOING:
-            if name_of(one.op) in ops:
+            if name in ops and (name != "div" or len(one.parents) > 1):  # by a constant it undoes nothing
                 return one, reason, _IDLE
-    return node, "the parts of its gradient cancel", "Look for terms of opposite sign, as in x - x"
+        if name in _BENDING and not (name == "relu" and name_of(node.op) in ("mul", "div")):
+            break
+    return node, "the parts of its gradient cancel", "Look for terms of opposite sign, as in x - x or x - x.mean()"
 
 
 #: So far towards the loss a call is looked for that undoes.
 _FAR = 20
+#: What comes after these undoes no shift before them; a relu lets a scale through.
+_BENDING = frozenset(
+    (
+        "celu",
+        "elu",
+        "exp",
+        "gelu",
+        "hardswish",
+        "leaky_relu",
+        "mish",
+        "relu",
+        "selu",
+        "sigmoid",
+        "silu",
+        "softplus",
+        "tanh",
+    )
+)
 #: What some ops undo.
 _UNDOING = (
     (
