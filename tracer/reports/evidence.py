@@ -18,6 +18,7 @@ import torch
 from ops_registry.errors import GlassgradError
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.backprop.accumulate import leaving_grad_alone
+from tracer.errors import FreedGraphError, NotNotedError
 from tracer.graph import Graph, backward_order
 from tracer.node import Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.cuts import Cut
@@ -190,6 +191,10 @@ class Evidence:
                     last = step.node
                     self._look_at(step)
         except GlassgradError as error:
+            if isinstance(
+                error, NotNotedError
+            ):  # of a call that was released, the values that a graph keeps are not all that was saved
+                error = FreedGraphError(str(error))
             self.backward.error = error
             self.error = error.with_traceback(None)
             self.failed_at = self._next_after(last)
