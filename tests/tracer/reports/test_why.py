@@ -190,6 +190,36 @@ def test_the_first_call_whose_result_is_not_finite_is_found_from_all_results_whe
     assert f"born in add at test_why.py:{line}: the data has a nan" in str(tracer.why(x, loss, graph))
 
 
+WEIGHTS = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("op", "program"),
+    [
+        ("log", lambda x: (((x - 5).log() * 2).softmax(0) * WEIGHTS).sum()),
+        ("log", lambda x: torch.where(x < 1.5, (x - 5).log(), x).log_softmax(0)[0]),
+        ("log", lambda x: torch.cat([x, (x - 5).log()]).exp().sum()),
+        ("div", lambda x: (((x - 1) / (x - 1) + x).softmax(0) * WEIGHTS).sum()),
+        ("pow", lambda x: ((x - 3) ** 0.5 + 1).sqrt().sum()),
+        ("matmul", lambda x: (((h := (x * 300).half())[:, None] @ h[None]).softmax(-1) @ WEIGHTS.half()).sum()),
+        ("masked_fill", lambda x: x.masked_fill(x > 1.5, torch.nan).exp().sum()),
+    ],
+)
+def test_the_call_that_made_it_is_found_from_what_calls_have_kept(op: str, program: Callable[[T], T]) -> None:
+    x = leaf32(1.0, 2.0)
+    for notes in ({}, {"finite": True}):
+        loss, graph = noted(lambda: program(x), **notes)
+        row = next(row for row in tracer.why(x, loss, graph).rows if row.cause in ("nan", "inf"))
+        assert row.op == op and "unless" not in row.reason
+
+
+def test_a_call_that_may_have_been_given_what_is_not_finite_is_told_with_that() -> None:
+    x = leaf32(1.0, 2.0)
+    loss, graph = noted(lambda: torch.fft.fft(x - 5).real.sqrt().sum())
+    row = tracer.why(x, loss, graph).rows[0]
+    assert row.op == "sqrt" and "unless what it was given, which was not kept, was so before" in row.reason
+
+
 def test_an_error_of_backward_is_raised_where_the_tensor_is_part_of_that_and_told_for_a_model() -> None:
     class Failing(tracer.Function):
         @staticmethod
