@@ -210,7 +210,7 @@ def _not_reached(node: Node, loss: Any, evidence: Evidence, frozen: list[Cause])
             return [_dead_end(serial, evidence)]
         fix = (
             "Call what uses it inside the graph, before the loss is taken; where a module has replaced it since "
-            "(module.weight = ..., load_state_dict(assign=True)), ask about the new one"
+            "(module.weight = ..., load_state_dict(assign=True)), ask about the new one. What state_dict() gives has its values alone"
         )
         return [Cause("unused", "", None, "no call that was recorded took it", fix)]
     if evidence.root is None and not frozen and all(cause.cause != "cut" for cause in found):

@@ -397,6 +397,23 @@ def test_a_parameter_that_another_loss_has_trained_is_told_so() -> None:
     assert "Another backward pass has filled .grad of spare.weight, spare.bias" in advice
 
 
+def test_what_is_made_of_grad_and_of_a_state_dict_is_told_to_have_no_history() -> None:
+    layer, other = nn.track(torch.nn.Linear(2, 2)), leaf32(1.0)
+
+    def program() -> T:
+        layer(torch.ones(2)).square().sum().backward()
+        assert layer.weight.grad is not None
+        return ((layer.weight.grad * 0.1).sum() + layer.state_dict()["weight"].sum()) * other
+
+    loss, graph = noted(program)
+    for report in (tracer.why(layer.weight, loss, graph), tracer.why(layer, loss, graph)):
+        assert "What is computed of .grad has no history" in report.advice[-1]
+    layer.zero_grad()
+    loss, graph = noted(lambda: layer.state_dict()["weight"].sum() * other)
+    answer = tracer.why(layer.weight, loss, graph)
+    assert answer.cause == "unused" and "What state_dict() gives has its values alone" in answer.advice[0]
+
+
 def test_a_loss_that_is_nan_is_told_beside_gradients_that_are_fine() -> None:
     net = nn.track(Net())
 
