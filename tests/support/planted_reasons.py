@@ -152,6 +152,24 @@ def a_step_of_a_generator_after_that_of_its_critic(x: T, w: T) -> T:
     return loss
 
 
+@fault("zero", "float", "GradScaler")
+def a_gradient_too_small_for_the_half_precision_it_goes_back_to(x: T, w: T) -> T:
+    h = x.half() * 2
+    return (h.float() * 1e-9 * w).sum()  # FAULT
+
+
+@fault("zero", "__getitem__", "an empty batch")
+def a_filter_that_leaves_nothing(x: T, w: T) -> T:
+    kept = x[x > 100]  # FAULT
+    return kept.exp().sum() + w.sum()
+
+
+@fault("zero", "real", "Take the other part")
+def an_imaginary_part_of_which_the_real_one_is_taken(x: T, w: T) -> T:
+    z = torch.complex(w, x)
+    return z.real.sum()  # FAULT
+
+
 # ---------------------------------------------------------------------- nan
 @fault("inf", "mul", "put in a large finite number")
 def a_product_with_an_infinity(x: T, w: T) -> T:

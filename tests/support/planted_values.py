@@ -401,7 +401,7 @@ def a_module_hook_that_kills_the_gradient(x: T, w: T) -> Any:
     return net[0].weight, net(x).sum()  # FAULT
 
 
-@fault("overwritten", "write_region")
+@fault("overwritten", "copy_")
 def a_view_written_over(x: T, w: T) -> T:
     h = x * 2
     h.view(3).copy_(w)  # FAULT

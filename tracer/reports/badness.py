@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -21,13 +22,28 @@ _NAMED = 2
 
 def state_of(value: Any) -> int:
     """Whether a tensor or a number, or the worst in a nest of them, is zero throughout, has an inf or a nan, or is fine."""
+    return state_of_size(size_of(value))
+
+
+def state_of_size(size: float) -> int:
+    """The state of what has this size."""
+    if size != size:
+        return NAN
+    return ZERO if size == 0 else FINE if size < math.inf else INF
+
+
+def size_of(value: Any) -> float:
+    """The norm of a tensor or a number, or the largest in a nest: nan or inf where an element is so, and 0 only where all are.
+
+    Where the squares are too large for a number, or too small, it is the largest element.
+    """
+    if type(value) is torch.Tensor:
+        return _size(value)
     if isinstance(value, float | complex):
         value = torch.tensor(value)
-    worst = ZERO
-    with DisableTorchFunctionSubclass(), torch.no_grad():
-        for tensor in tensors_in(value):
-            worst = max(worst, _state(tensor))
-    return worst
+    with DisableTorchFunctionSubclass():
+        sizes = [_size(tensor) for tensor in tensors_in(value)]
+    return math.nan if any(size != size for size in sizes) else max(sizes, default=0.0)
 
 
 def is_bad(value: Any) -> bool:
@@ -35,20 +51,19 @@ def is_bad(value: Any) -> bool:
     return state_of(value) > FINE
 
 
-def _state(tensor: torch.Tensor) -> int:
+def _size(tensor: torch.Tensor) -> float:
     if tensor.is_meta:
-        return FINE  # it has no values
+        return 1.0  # it has no values
     plain = values_in(tensor)
     if plain is None or not plain.numel():
-        return ZERO
+        return 0.0
     if plain.dtype.is_complex:
         plain = torch.view_as_real(plain.resolve_conj())
-    low, high = (extreme.item() for extreme in plain.aminmax())
-    if low != low:  # NaN wins in both
-        return NAN
-    if low == 0 and high == 0:
-        return ZERO
-    return INF if low == -torch.inf or high == torch.inf else FINE
+    size = float(torch.linalg.vector_norm(plain, dtype=torch.float32 if plain.dtype.itemsize == 2 else None).item())
+    if 0 < size < math.inf:
+        return size
+    low, high = (float(extreme.item()) for extreme in plain.aminmax())
+    return low if low != low else max(-low, high)  # nan wins in both
 
 
 def of_extremes(finite: bool | None, extremes: tuple[float, float] | None) -> int:

@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from ops_registry.sites import named_modules
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.func.vmapped import VmapNode
 from tracer.graph import Graph
-from tracer.node import Leaf, Node, OpaqueNode, Output, flat
+from tracer.node import CallNode, Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.calls import Call, serials
 from tracer.recording.parents import any_node
 from tracer.reports.badness import FINE, INF, NAN, of_extremes, state_of
 from tracer.reports.causes import PRODUCTS
 from tracer.reports.known_values import bad_buffers, known_values
-from tracer.reports.repairs import makes_nan
+from tracer.reports.repairs import makes_bad
 from tracer.reports.steps import input_names
 
 #: Ops that only place what they are given: of finite numbers they make nothing else.
@@ -41,6 +42,34 @@ _HANDING_ON = _ADDING | frozenset(
         "squeeze", "sum", "t", "transpose", "unflatten", "unsqueeze", "view",
     )
 )  # fmt: skip
+#: Ops that besides these make nothing else of finite numbers.
+_BOUNDED = frozenset(
+    (
+        "abs",
+        "cos",
+        "dropout",
+        "elu",
+        "embedding",
+        "gelu",
+        "leaky_relu",
+        "max_pool2d",
+        "relu",
+        "sigmoid",
+        "silu",
+        "sin",
+        "softplus",
+        "tanh",
+    )
+)
+#: Ops whose rules keep what they are given and not the result, which is computed again of that: by the number of their arguments.
+_COMPUTED_AGAIN = {
+    **dict.fromkeys(
+        ("acos", "acosh", "asin", "atanh", "digamma", "erfinv", "lgamma", "log", "log10", "log1p", "log2"), 1
+    ),
+    **dict.fromkeys(
+        ("bmm", "div", "float_power", "fmod", "logit", "matmul", "mm", "mul", "pow", "remainder", "xlogy"), 2
+    ),
+}
 #: Far from where a sum overflows in any dtype but float16.
 _MODERATE = 1e37
 
@@ -70,6 +99,8 @@ class Birth:
     stopped: Call | None = None
     #: It stands for itself in no row: it is told with what it led to.
     told: bool = False
+    #: Nothing tells that what the call was given was finite.
+    unsure: bool = False
 
 
 class Forward:
@@ -91,6 +122,8 @@ class Forward:
         self.states = {s: of_extremes(c.finite, c.extremes) for s, c in self.calls.items()}
         if not graph.notes_finite:
             self._read_saved(loss, end)
+        #: The calls of which it is known whether their results are finite.
+        self._sure = set(self.states)
         self.births: list[Birth] = []
         #: By the number of a call whose result is bad: where that began.
         self.origin: dict[int, Birth] = {}
@@ -111,6 +144,9 @@ class Forward:
                 for one, part in pairs:
                     for serial in serials((one,)):
                         known[serial] = max(known.get(serial, FINE), state_of(part))
+            again = _computed_again(node)
+            if again is not None:
+                known.setdefault(node.serial, again)
         for call in reversed(self.calls.values()):
             if call.serial in known:
                 known.update((s, state) for s, state in self._told_by(call, known).items() if s in self.calls)
@@ -123,9 +159,9 @@ class Forward:
         if state <= FINE:
             return dict.fromkeys(unknown, FINE) if hands_on or (call.op in PRODUCTS and call.op != "div") else {}
         given = [known[serial] for serial in self.parents(call) if serial in known]
-        if max(given, default=FINE) >= state or (makes_nan(call.op) and not hands_on):
+        if max(given, default=FINE) >= state or (makes_bad(call.op, state == NAN) and not hands_on):
             return {}
-        guilty = [s for s in unknown if s in self.calls and makes_nan(self.calls[s].op)]
+        guilty = [s for s in unknown if s in self.calls and makes_bad(self.calls[s].op, state == NAN)]
         if not self._can_make(call, state):
             guilty += unknown
         return dict.fromkeys(guilty[:1], state)
@@ -139,7 +175,7 @@ class Forward:
             return node is not None and any(p.shape is not None and not p.shape.numel() for p in flat(node.parents))
         if state == INF:
             return not (call.op in _HANDING_ON or call.op in _PLACING) or (call.op == "sum" and _is_half(node))
-        return makes_nan(call.op)
+        return makes_bad(call.op, nan=True)
 
     def _find_leaves(self, loss: Node | None) -> dict[int, torch.Tensor]:
         ends = [parent for node in self.nodes.values() for parent in flat(node.parents)]
@@ -158,6 +194,8 @@ class Forward:
     def _look_at(self, call: Call) -> None:
         if call.serial not in self.states:  # as far as is known, what came in goes on
             self.states[call.serial] = max((self.states.get(s, FINE) for s in self.parents(call)), default=FINE)
+            if call.op in _HANDING_ON or call.op in _PLACING or call.op in _BOUNDED:
+                self._sure.update((call.serial,) if self._is_sure_of_parents(call) else ())
         bad = self.states[call.serial]
         if bad <= FINE:
             if call.finite:
@@ -175,9 +213,10 @@ class Forward:
             self.origin[call.serial] = before
             return
         birth = self._born(call, bad)
+        birth.unsure = birth.source == "forward" and not self._is_sure_of_parents(call)
         if birth.source in ("data", "constant"):
             near = [self.calls[s] for s in self._given(call, 2) if s in self.calls]
-            birth.within = next((c for c in near if makes_nan(c.op) and _made_together(c, call)), None)
+            birth.within = next((c for c in near if makes_bad(c.op, bad == NAN) and _made_together(c, call)), None)
             birth.source = "forward" if birth.within is not None else birth.source
         if made:
             birth.infinities = made[0].call
@@ -185,6 +224,9 @@ class Forward:
                 one.told = True
         self.births.append(birth)
         self.origin[call.serial] = birth
+
+    def _is_sure_of_parents(self, call: Call) -> bool:
+        return all(serial in self._sure or serial not in self.calls for serial in self.parents(call))
 
     def _born(self, call: Call, bad: int) -> Birth:
         """What is known of how a call came by a result that is worse than those of the calls before."""
@@ -227,7 +269,7 @@ class Forward:
     @staticmethod
     def _held(call: Call, node: Node | None, leaf: torch.Tensor | None, name: str | None) -> bool:
         """Whether a leaf that is bad now was so when the call took it: an optimiser's step may have made it so since."""
-        if leaf is None or leaf._version == 0 or not makes_nan(call.op):
+        if leaf is None or leaf._version == 0 or not makes_bad(call.op, nan=False):
             return True
         return node is not None and (node.values is not None or name in node.saved_names or leaf.grad is None)
 
@@ -295,6 +337,22 @@ def _holds_bad_constant(node: Node | None) -> bool:
     parents = dict(zip(input_names(node), node.parents, strict=False))
     given = [(name, value) for name, value in known_values(node).items() if name != "result"]
     return any(_is_constant(parents.get(name), value, INF) and state_of(value) > FINE for name, value in given)
+
+
+def _computed_again(node: Node) -> int | None:
+    """How bad the result of a call is of which all arguments are known; None where they are not, or where that is known anyway."""
+    count = _COMPUTED_AGAIN.get(node.op)
+    if count is None or not isinstance(node, CallNode):
+        return None
+    values, names = known_values(node), node.plan.rule.signature.names[:count]
+    if "result" in values or not all(name in values for name in names):
+        return None
+    with DisableTorchFunctionSubclass(), torch.no_grad():
+        try:
+            result = getattr(torch, node.op)(*[values[name] for name in names])
+            return state_of(result) if result.dtype is node.dtype else None  # autocast has computed it in another
+        except RuntimeError:  # inside of torch.vmap its arguments may stand for others
+            return None
 
 
 def _is_constant(parent: Any, value: Any, bad: int) -> bool:

@@ -70,6 +70,8 @@ _ZEROS: tuple[tuple[Iterable[str], str, str], ...] = (
         "it puts other values over all elements that a gradient came for",
         "Look at the mask, or at the index",
     ),
+    (("lerp",), "its weight lies on the other end alone", "Look at the weight"),
+    (("real", "imag"), "it leaves out the part that comes from there", "Take the other part too, or abs()"),
     (("where",), "the condition took the other branch everywhere", "Look at the condition"),
     (("alpha_dropout", "dropout", "dropout1d", "dropout2d", "feature_dropout"), "every element was dropped", "Drop less"),
     (

@@ -7,7 +7,7 @@ of a state go from call to call along with it, newest call first, so that all of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -18,17 +18,18 @@ import torch
 from ops_registry.errors import GlassgradError
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.backprop.accumulate import leaving_grad_alone
+from tracer.errors import FreedGraphError, NotNotedError
 from tracer.graph import Graph, backward_order
 from tracer.node import Leaf, Node, OpaqueNode, Output, flat
 from tracer.notes.cuts import Cut
 from tracer.recording.parents import any_node
-from tracer.reports.badness import ABSENT, FINE, ZERO, state_of
+from tracer.reports.badness import ABSENT, FINE, ZERO, size_of, state_of, state_of_size
 from tracer.reports.births import Forward
 from tracer.reports.gradient_births import Backward, has_hooks
 from tracer.reports.not_finite import Places
 from tracer.reports.report import norm
-from tracer.reports.rounding import Rounding, is_suspicious
-from tracer.reports.steps import Step, steps
+from tracer.reports.rounding import Doubts, Seen, doubts_of, made_by
+from tracer.reports.steps import Step, pairs, steps
 from tracer.tracked_tensor import Tensor
 
 #: So many reasons are told at most.
@@ -37,6 +38,9 @@ SHOWN_REASONS = 4
 #: Cuts that are mostly meant, a number for a log or a check, and those that are often meant, a choice or a mask.
 NUMBERS = frozenset(("item", "tolist", "float()", "int()", "bool()", "index()", "complex()"))
 CHOICES = frozenset(("integer result", "no gradient", "numpy", "grad", "sample", "marked"))
+
+#: The size of so many elements has all digits that are told.
+_FEW = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -80,6 +84,8 @@ class Evidence:
         #: By the numbers of a call and of one of its parents: the state of what went on to it, and how many parts of it were not zero.
         self._went: dict[tuple[int, int], tuple[int, int]] = {}
         self.norms: dict[int, float] = {}
+        #: By serial number: how large the one part is that has been sent there so far; None where there are several.
+        self._alone: dict[int, float | None] = {}
         #: What gradients filled that a nested backward pass found, of a checkpoint with ``use_reentrant=True``: by the leaf's number.
         self.nested: dict[int, tuple[int, float]] = {}
         #: What the backward pass raised, and where.
@@ -92,6 +98,8 @@ class Evidence:
         self.origins: dict[int, tuple[Origin, ...]] = {}
         #: Of what is not finite in it.
         self.backward = Backward()
+        #: Of what may be rounding in it; None where that is not looked for.
+        self._doubts: Doubts | None = None
         self._notes, self._loss = graph, loss
         self._find_users()
         if self.root is not None:
@@ -173,6 +181,7 @@ class Evidence:
         """Look at every gradient of one backward pass, which leaves ``.grad`` and the graph as they are."""
         with DisableTorchFunctionSubclass():
             weight = torch.ones_like(loss, requires_grad=False).as_subclass(torch.Tensor)
+        self._doubts = doubts_of(self.order)
         passing = steps(loss, weight)
         last = None
         try:
@@ -182,6 +191,10 @@ class Evidence:
                     last = step.node
                     self._look_at(step)
         except GlassgradError as error:
+            if isinstance(
+                error, NotNotedError
+            ):  # of a call that was released, the values that a graph keeps are not all that was saved
+                error = FreedGraphError(str(error))
             self.backward.error = error
             self.error = error.with_traceback(None)
             self.failed_at = self._next_after(last)
@@ -192,28 +205,47 @@ class Evidence:
 
     def _look_at(self, step: Step) -> None:
         node, grad = step.node, step.grad
+        came: list[Seen] = []
         if isinstance(grad, tuple):
-            for index, part in enumerate(grad):
-                output = node.at(index)
-                if output is not None and part is not None:
-                    self._arrive(output, part)
-        self._arrive(node, grad)
+            hooked = has_hooks(node)
+            parts = [(node.at(index), part) for index, part in enumerate(grad) if part is not None]
+            came = [
+                Seen(one, part, self._arrive(one, part, hooked or one is None or has_hooks(one))) for one, part in parts
+            ]
+            self.came[node.serial] = max((state_of_size(part.size) for part in came), default=ZERO)
+        else:
+            size = self._arrive(node, grad, has_hooks(node))
+            came = [] if grad is None else [Seen(node, grad, size)]
         worst = self.came[node.serial]
         none_is_zero = not isinstance(node, OpaqueNode) or node.none_is_zero or grad is None
+        went: list[Seen] = []
         for position, passed_on in enumerate(step.inputs):
-            for parent, part in _pairs(node.parents[position], passed_on):
-                state = state_of(part) if part is not None else ZERO if none_is_zero else ABSENT
+            for parent, part in pairs(node.parents[position], passed_on):
+                state = ZERO if none_is_zero else ABSENT
+                if part is not None:
+                    size = size_of(part)
+                    state = state_of_size(size)
+                    went.append(Seen(parent, part, size))
+                    self._alone[parent.serial] = size if parent.serial not in self._alone else None
                 key = node.serial, parent.serial
-                before, parts = self._went.get(key, (ABSENT, 0))
-                self._went[key] = max(before, state), parts + (state > ZERO)
+                before, count = self._went.get(key, (ABSENT, 0))
+                self._went[key] = max(before, state), count + (state > ZERO)
                 worst = max(worst, state)
         if worst > FINE:
             self.backward.look_at(step)
+        if self._doubts is not None:
+            self._doubts.look_at(node, came, went)
 
-    def _arrive(self, node: Node, grad: Any) -> None:
-        self.came[node.serial] = ZERO if grad is None else state_of(grad)
-        if isinstance(node, Leaf) or node is self._subject:
-            self.norms[node.serial] = 0.0 if grad is None or isinstance(grad, tuple) else norm(grad)
+    def _arrive(self, node: Node | None, grad: Any, hooked: bool) -> float:
+        """Take note of what came to a node, and return its size: that of what was sent, where it was one part and no hook saw it."""
+        size = None if node is None else self._alone.pop(node.serial, None)
+        if size is None or hooked:
+            size = 0.0 if grad is None else size_of(grad)
+        if node is not None:
+            self.came[node.serial] = state_of_size(size)
+        if isinstance(node, Leaf) or (node is not None and node is self._subject):
+            self.norms[node.serial] = size if grad is None or _is_exact(grad) else norm(grad)
+        return size
 
     def _next_after(self, last: Node | None) -> Node | None:
         """The call at which the pass failed: the next one that a gradient had come to."""
@@ -232,19 +264,15 @@ class Evidence:
         return Places(Forward(self._notes, self._loss), self.backward)
 
     @cached_property
-    def _largest_norm(self) -> float:
-        return max(self.norms.values(), default=0.0)
-
-    @cached_property
-    def _rounding(self) -> Rounding:
-        return Rounding(self._loss, self.order, [node for node in self.order if self._is_suspicious(node)])
-
-    def _is_suspicious(self, node: Node) -> bool:
-        return is_suspicious(self.norms.get(node.serial, 0.0), self._largest_norm, node.dtype)
+    def _rounding(self) -> dict[int, Node]:
+        if self._doubts is None:
+            return {}
+        asked = self.order if self._subject is None else [self._subject]
+        return made_by(self._loss, self.order, self._doubts, self._doubts.suspects(asked, self.norms))
 
     def rounded_by(self, node: Node) -> Node | None:
         """Of a gradient that is rounding and nothing else: the call that made it so."""
-        return self._rounding.made_by.get(node.serial) if self._is_suspicious(node) else None
+        return self._rounding.get(node.serial) if node.serial in self.norms else None
 
     # ------------------------------------------------------------------ what made it so
     def _find_origins(self) -> None:
@@ -299,12 +327,9 @@ def kind_of(state: int) -> str:
     return ("absent", "zero", "fine", "not finite", "not finite")[state]
 
 
-def _pairs(parent: Any, grad: Any) -> Iterator[tuple[Node, Any]]:
-    if type(parent) is not tuple:
-        yield parent, grad
-        return
-    grads = grad if isinstance(grad, list | tuple) else (None,) * len(parent)
-    yield from ((p, g) for p, g in zip(parent, grads, strict=True) if p is not None)
+def _is_exact(grad: torch.Tensor) -> bool:
+    """Whether its size is its norm to all digits that are told."""
+    return grad.numel() <= _FEW and grad.dtype in (torch.float32, torch.float64) and grad.layout is torch.strided
 
 
 def call_of(node: Node) -> Node:

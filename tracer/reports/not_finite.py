@@ -239,6 +239,8 @@ class Places:
         fine = next((self.forward.was_fine[s] for s in birth.call.parents if s in self.forward.was_fine), None)
         if birth.leaf is not None and fine is not None and fine.serial < birth.call.serial:
             told.append(f"written after {fine.op} at {place(fine.site)} had taken it")
+        if birth.unsure:
+            told.append("unless what it was given, which was not kept, was so before: a graph with finite=True tells")
         if birth.turned is not None:
             told.append(f"nan from {birth.turned.op} at {place(birth.turned.site)} on")
         led = self.led_to.get(birth)

@@ -124,9 +124,13 @@ def drops(op: str) -> bool:
     return op in _DROPPING
 
 
-def makes_nan(op: str) -> bool:
-    """Whether the op can give nan for finite inputs that do not overflow."""
-    return op in _FORWARD
+#: Ops that give infinities at their ends and no nan.
+_INFINITIES_ALONE = frozenset(("cosh", "exp", "exp2", "expm1", "lgamma", "reciprocal", "sinh"))
+
+
+def makes_bad(op: str, nan: bool) -> bool:
+    """Whether the op can give nan, or an infinity, for finite inputs that do not overflow."""
+    return op in _FORWARD and not (nan and op in _INFINITIES_ALONE)
 
 
 def makes_gradients(op: str) -> bool:

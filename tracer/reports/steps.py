@@ -143,6 +143,15 @@ def _named(node: CallNode | OpaqueNode, passed_on: dict[int, Any]) -> tuple[Any,
     return _inputs_type(input_names(node))._make(values)
 
 
+def pairs(parent: Any, grad: Any) -> Iterator[tuple[Node, Any]]:
+    """Each node among one of a step's parents, and what goes on to it: several of each for a list of tensors."""
+    if type(parent) is not tuple:
+        yield parent, grad
+        return
+    grads = grad if isinstance(grad, list | tuple) else (None,) * len(parent)
+    yield from ((p, g) for p, g in zip(parent, grads, strict=True) if p is not None)
+
+
 def input_names(node: Node) -> tuple[str, ...]:
     """The names of the inputs that ``node`` passes gradients on to, one for each of its parents; their numbers where no rule names them."""
     if isinstance(node, CallNode):

@@ -32,7 +32,7 @@ from tracer.reports.not_finite import NotFinite
 from tracer.reports.report import Row, place
 from tracer.reports.steps import input_names
 from tracer.reports.vanishing import vanishes_at
-from tracer.reports.zeros import TIMES_ZERO, why_rounded, why_zero
+from tracer.reports.zeros import TIMES_ZERO, why_nothing_comes, why_rounded, why_zero
 from tracer.tracked_tensor import Tensor
 
 #: How the verdicts are spoken of, the most surprising first.
@@ -114,7 +114,10 @@ def causes_of(tensor: torch.Tensor, loss: Any, evidence: Evidence, *, with_path:
 
 def _each_once(causes: list[Cause]) -> list[Cause]:
     each: dict[tuple[str, ...], Cause] = {}
+    written = {place(cause.site) for cause in causes if cause.cause == "overwritten" and cause.op != "write_region"}
     for cause in causes:
+        if cause.op == "write_region" and place(cause.site) in written:
+            continue  # a write through a view, told by the op that wrote
         each.setdefault((cause.cause, cause.op, place(cause.site)), cause)
     return list(each.values())
 
@@ -207,7 +210,7 @@ def _not_reached(node: Node, loss: Any, evidence: Evidence, frozen: list[Cause])
             return [_dead_end(serial, evidence)]
         fix = (
             "Call what uses it inside the graph, before the loss is taken; where a module has replaced it since "
-            "(module.weight = ..., load_state_dict(assign=True)), ask about the new one"
+            "(module.weight = ..., load_state_dict(assign=True)), ask about the new one. What state_dict() gives has its values alone"
         )
         return [Cause("unused", "", None, "no call that was recorded took it", fix)]
     if evidence.root is None and not frozen and all(cause.cause != "cut" for cause in found):
@@ -361,6 +364,9 @@ def _cancelled(node: Node, evidence: Evidence) -> Cause:
 def _zero(origin: Origin, node: Node, subject: Node, evidence: Evidence) -> Cause:
     assert origin.parent is not None
     given = _input_name(node, origin.parent)
+    told = why_nothing_comes(node, origin.parent)
+    if told is not None:
+        return Cause("zero", *told)
     if (name_of(node.op) not in WHY_ZERO and name_of(node.op) not in STEPS) or _overwrites(node, given):
         killer, parent = vanishes_at(origin.node, origin.parent, subject, evidence)
         if call_of(killer) is not node:

@@ -18,15 +18,25 @@ from tracer.reports.report import Report, Row
 from tracer.reports.subjects import check_graph, check_model, check_tensor
 from tracer.reports.verdicts import VERDICTS, Cause, causes_of, of_loss
 
+#: Verdicts by which a tensor has no gradient, though its ``.grad`` may be there.
+_OF_ANOTHER_LOSS = ("cut", "not in loss", "unused")
+_OTHER_LOSS = (
+    "ask about each loss by itself. What is computed of .grad has no history: where it is to be part of a loss, take "
+    "torch.autograd.grad(..., create_graph=True)."
+)
+
 
 class Why(Report[Cause]):
     """What is known of one tensor: one row for each cause, the likeliest first."""
 
     title = "Why a tensor has its gradient"
 
-    def __init__(self, causes: Sequence[Cause]) -> None:
+    def __init__(self, causes: Sequence[Cause], has_grad: bool = False) -> None:
         first = causes[0]
-        super().__init__(first.sentence(), causes, [f"{first.fix}."] if first.fix else [])
+        advice = [f"{first.fix}."] if first.fix else []
+        if has_grad and first.cause in _OF_ANOTHER_LOSS:
+            advice.append(f"This is about one loss. Another backward pass has filled its .grad: {_OTHER_LOSS}")
+        super().__init__(first.sentence(), causes, advice)
 
     @property
     def cause(self) -> str:
@@ -78,12 +88,10 @@ class WhyModel(Report[ParameterRow]):
             for places, group in ordered
             if (first := group[0].causes[0]).cause != "ok"
         ]
-        filled = [row.parameter for row in rows if row.has_grad and row.cause in ("cut", "not in loss", "unused")]
+        filled = [row.parameter for row in rows if row.has_grad and row.cause in _OF_ANOTHER_LOSS]
         if filled:
             told_of = ", ".join(filled[:2]) + (f" and {len(filled) - 2:,} more" if len(filled) > 2 else "")
-            advice.append(
-                f"This is about one loss. Another backward pass has filled .grad of {told_of}: ask about each loss by itself."
-            )
+            advice.append(f"This is about one loss. Another backward pass has filled .grad of {told_of}: {_OTHER_LOSS}")
         if of_loss and not {"nan", "inf"}.intersection(row.cause for row in rows):  # no gradient tells of it
             told.insert(0, f"the loss is {of_loss[0].told()}")
             advice.insert(0, f"{of_loss[0].sentence()}. {of_loss[0].fix}.")
@@ -120,8 +128,9 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     ``ok``, ``unused``, ``not in loss``, ``cut``, ``zero``, ``nan``, ``inf``, ``frozen``, ``overwritten``, and ``untracked`` for a tensor of
     torch's own autograd that no recorded call took. Of several causes the likeliest comes first.
 
-    Costs one backward pass, in which every gradient is looked at once, and a time that grows with the calls. The pass retains the graph and
-    fills no ``.grad``. Hooks on tensors and nodes run in it.
+    Costs one backward pass, in which every gradient is looked at once, and a time that grows with the calls; a second pass, or a third,
+    where gradients may be rounding and nothing else. They retain the graph and fill no ``.grad``. Hooks on tensors and nodes run in the
+    first; where there are any, rounding is not looked for.
 
     Raises ``NotNotedError`` for a graph without ``sites``, ``ReportError`` for another ``subject``, and for a tensor that the
     loss was made of what its backward pass raises: ``FreedGraphError`` where one has run that did not retain the graph. A module then
@@ -143,7 +152,7 @@ def why(subject: torch.Tensor | torch.nn.Module, loss: torch.Tensor | complex, g
     evidence = Evidence(loss, graph, node)
     if node is not None and call_of(node).serial in evidence.reached:
         _raise_what_backward_raised(evidence)
-    return Why(causes_of(subject, loss, evidence, with_path=True))
+    return Why(causes_of(subject, loss, evidence, with_path=True), subject.is_leaf and subject.grad is not None)
 
 
 def _check_order(subject: torch.Tensor, loss: Any) -> None:

@@ -6,11 +6,12 @@ from typing import Any
 
 import torch
 
+from ops_registry.sites import Site
 from tracer.functions.function_node import FunctionNode
-from tracer.node import Node, OpaqueNode, Output
+from tracer.node import Leaf, Node, OpaqueNode, Output, flat
 from tracer.reports.badness import ZERO, state_of
 from tracer.reports.causes import FIX_ZERO, PRODUCTS, REENTRANT_FIX, STEPS, WHY_ZERO, is_reentrant, name_of
-from tracer.reports.evidence import Evidence
+from tracer.reports.evidence import Evidence, call_of
 from tracer.reports.known_values import known_values
 from tracer.reports.recorded import is_zero
 
@@ -20,10 +21,43 @@ TIMES_ZERO = "it is multiplied with the number 0"
 _ALL = 0.999
 
 
+#: Ops that give another dtype.
+_CONVERSIONS = frozenset(("_to_copy", "double", "float", "to", "type", "type_as"))
+_HALF = (torch.float16, torch.bfloat16)
+
+
+def why_nothing_comes(node: Node, parent: Node) -> tuple[str, Site | None, str, str] | None:
+    """Where ``node`` passes zeros on to ``parent`` whatever it computes: the op, its site, why, and what to change."""
+    empty: Node | None = parent if _is_empty(parent) else None
+    if empty is not None:
+        while empty is not None and not isinstance(empty, Leaf):  # to the first call whose result is empty
+            node = call_of(empty)
+            empty = next(filter(_is_empty, flat(node.parents)), None)
+        told = "is given" if empty is not None else "returned"
+        return (
+            node.op,
+            node.site,
+            f"what it {told} has no elements",
+            "Look at what selects them: a filter, an index, an empty batch",
+        )
+    if name_of(node.op) in _CONVERSIONS and parent.dtype in _HALF and node.dtype not in _HALF:
+        return (
+            node.op,
+            node.site,
+            "its input is of half precision, for which the gradient that came is too small",
+            "Scale the loss up (torch.amp.GradScaler)",
+        )
+    return None
+
+
+def _is_empty(node: Node) -> bool:
+    return node.shape is not None and not node.shape.numel()
+
+
 def why_zero(node: Node, given: str) -> tuple[str, str]:
     """What makes the gradient zero that ``node`` passes on to its input ``given``, and what to change."""
     reason, fix = _reason(node, given)
-    if node.dtype in (torch.float16, torch.bfloat16):
+    if node.dtype in _HALF:
         return f"{reason}, or too small for half precision", f"{fix}; or scale the loss up (torch.amp.GradScaler)"
     return reason, fix
 
@@ -59,14 +93,35 @@ def why_rounded(node: Node, evidence: Evidence) -> tuple[Node, str, str]:
         return node, *_OF_ALIKE[name_of(node.op)]
     way = [one for one in (node, *evidence.way_to_loss(node.serial)) if not isinstance(one, Output)][:_FAR]
     for one in way:
+        name = name_of(one.op)
         for ops, reason in _UNDOING:
-            if name_of(one.op) in ops:
+            if name in ops and (name != "div" or len(one.parents) > 1):  # by a constant it undoes nothing
                 return one, reason, _IDLE
-    return node, "the parts of its gradient cancel", "Look for terms of opposite sign, as in x - x"
+        if name in _BENDING and not (name == "relu" and name_of(node.op) in ("mul", "div")):
+            break
+    return node, "the parts of its gradient cancel", "Look for terms of opposite sign, as in x - x or x - x.mean()"
 
 
 #: So far towards the loss a call is looked for that undoes.
 _FAR = 20
+#: What comes after these undoes no shift before them; a relu lets a scale through.
+_BENDING = frozenset(
+    (
+        "celu",
+        "elu",
+        "exp",
+        "gelu",
+        "hardswish",
+        "leaky_relu",
+        "mish",
+        "relu",
+        "selu",
+        "sigmoid",
+        "silu",
+        "softplus",
+        "tanh",
+    )
+)
 #: What some ops undo.
 _UNDOING = (
     (

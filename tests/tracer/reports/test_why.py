@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 import nn
 import tracer
+from tracer.reports import rounding
 from tracer.reports.report import place
 
 T = torch.Tensor
@@ -72,6 +73,12 @@ SCORES = torch.tensor([1.0, 5.0, 2.0])
             ),
         ),
         ("div", lambda x: (SCORES * x.sum() / (SCORES * x.sum()).norm() * SCORES).sum()),
+        ("softmax", lambda x: (((SCORES + x.sum()) / 2).softmax(0) * SCORES).sum()),  # a quotient by a constant is none
+        ("add", lambda x: (F.layer_norm(F.gelu((h := torch.eye(3) + x) - h.mean(0)), (3,)) * SCORES).sum()),
+        (
+            "layer_norm",
+            lambda x: sum((F.layer_norm(SCORES * part, (3,), eps=0.0) * SCORES).sum() for part in (x * 2).chunk(3)),
+        ),
     ],
 )
 def test_what_rounding_has_left_of_a_gradient_is_told_as_zero_with_the_call_that_undoes_it(
@@ -83,6 +90,26 @@ def test_what_rounding_has_left_of_a_gradient_is_told_as_zero_with_the_call_that
     answer = tracer.why(x, loss, graph)
     assert answer.cause == "zero" and answer.rows[0].op == op and "is rounding" in answer.verdict
     assert f" at test_why.py:{inspect.getsourcelines(program)[1]}" in answer.verdict or op == "batch_norm"
+
+
+def test_rounding_is_found_under_autocast_and_in_a_few_rows_of_a_large_table() -> None:
+    net = nn.track(torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Tanh()))
+    with torch.autocast("cpu", torch.bfloat16):
+        loss, graph = noted(lambda: net(torch.eye(3)).square().mean())
+    assert ("0.bias", "zero", "batch_norm") in [
+        (row.parameter, row.cause, row.op) for row in tracer.why(net, loss, graph)
+    ]
+    table = nn.track(torch.nn.Embedding(5000, 8))
+    loss, graph = noted(lambda: F.layer_norm(table(torch.tensor([7, 77])), (8,)).sum())
+    assert tracer.why(table.weight, loss, graph).rows[0].op == "layer_norm"
+
+
+def test_nothing_is_swept_again_where_gradients_only_fade(monkeypatch: pytest.MonkeyPatch) -> None:
+    net = nn.track(torch.nn.Sequential(*[m for _ in range(12) for m in (torch.nn.Linear(3, 3), torch.nn.Sigmoid())]))
+    loss, graph = noted(lambda: net(torch.eye(3)).mean())
+    monkeypatch.setattr(rounding, "_samples_at", None)
+    rows = tracer.why(net, loss, graph).rows
+    assert {row.cause for row in rows} == {"ok"} and min(row.norm or 0.0 for row in rows) < 1e-6
 
 
 @pytest.mark.parametrize("scale", [1e-9, 1e-30])
@@ -163,6 +190,36 @@ def test_the_first_call_whose_result_is_not_finite_is_found_from_all_results_whe
     assert f"born in add at test_why.py:{line}: the data has a nan" in str(tracer.why(x, loss, graph))
 
 
+WEIGHTS = torch.tensor([1.0, 2.0])
+
+
+@pytest.mark.parametrize(
+    ("op", "program"),
+    [
+        ("log", lambda x: (((x - 5).log() * 2).softmax(0) * WEIGHTS).sum()),
+        ("log", lambda x: torch.where(x < 1.5, (x - 5).log(), x).log_softmax(0)[0]),
+        ("log", lambda x: torch.cat([x, (x - 5).log()]).exp().sum()),
+        ("div", lambda x: (((x - 1) / (x - 1) + x).softmax(0) * WEIGHTS).sum()),
+        ("pow", lambda x: ((x - 3) ** 0.5 + 1).sqrt().sum()),
+        ("matmul", lambda x: (((h := (x * 300).half())[:, None] @ h[None]).softmax(-1) @ WEIGHTS.half()).sum()),
+        ("masked_fill", lambda x: x.masked_fill(x > 1.5, torch.nan).exp().sum()),
+    ],
+)
+def test_the_call_that_made_it_is_found_from_what_calls_have_kept(op: str, program: Callable[[T], T]) -> None:
+    x = leaf32(1.0, 2.0)
+    for notes in ({}, {"finite": True}):
+        loss, graph = noted(lambda: program(x), **notes)
+        row = next(row for row in tracer.why(x, loss, graph).rows if row.cause in ("nan", "inf"))
+        assert row.op == op and "unless" not in row.reason
+
+
+def test_a_call_that_may_have_been_given_what_is_not_finite_is_told_with_that() -> None:
+    x = leaf32(1.0, 2.0)
+    loss, graph = noted(lambda: torch.fft.fft(x - 5).real.sqrt().sum())
+    row = tracer.why(x, loss, graph).rows[0]
+    assert row.op == "sqrt" and "unless what it was given, which was not kept, was so before" in row.reason
+
+
 def test_an_error_of_backward_is_raised_where_the_tensor_is_part_of_that_and_told_for_a_model() -> None:
     class Failing(tracer.Function):
         @staticmethod
@@ -189,6 +246,23 @@ def test_a_graph_that_was_released_is_refused_with_the_remedy_and_its_cuts_are_t
     with pytest.raises(tracer.FreedGraphError, match=r"Ask before backward\(\), or pass retain_graph=True"):
         tracer.why(x, loss, graph)
     assert tracer.why(cut, loss, graph).cause == "cut"
+
+
+def test_a_graph_with_values_can_be_asked_after_backward_as_far_as_these_tell_all() -> None:
+    layers = nn.track(torch.nn.ModuleList([torch.nn.Linear(3, 3), torch.nn.Linear(3, 3)]))
+    mask = torch.tensor([0.0, 1.0]).repeat_interleave(3)
+    loss, graph = noted(lambda: (torch.cat([layer(torch.ones(3)) for layer in layers]) * mask).sum(), values=True)
+    loss.backward()
+    assert [(row.parameter, row.op) for row in tracer.why(layers, loss, graph)][:2] == [
+        ("0.weight", "mul"),
+        ("0.bias", "mul"),
+    ]
+    norm = nn.track(torch.nn.BatchNorm1d(3))
+    loss, graph = noted(lambda: norm(torch.eye(3)).sum(), values=True)  # its rule asks for a by-product of its forward
+    loss.backward()
+    assert {row.causes[0].fix for row in tracer.why(norm, loss, graph)} == {
+        "Ask before backward(), or pass retain_graph=True to it"
+    }
 
 
 def test_a_result_without_history_is_told_by_the_cut_that_it_came_out_of() -> None:
@@ -321,6 +395,23 @@ def test_a_parameter_that_another_loss_has_trained_is_told_so() -> None:
         loss = net(torch.ones(2, 3)).sum()
     advice = tracer.why(net, loss, graph).advice[-1]
     assert "Another backward pass has filled .grad of spare.weight, spare.bias" in advice
+
+
+def test_what_is_made_of_grad_and_of_a_state_dict_is_told_to_have_no_history() -> None:
+    layer, other = nn.track(torch.nn.Linear(2, 2)), leaf32(1.0)
+
+    def program() -> T:
+        layer(torch.ones(2)).square().sum().backward()
+        assert layer.weight.grad is not None
+        return ((layer.weight.grad * 0.1).sum() + layer.state_dict()["weight"].sum()) * other
+
+    loss, graph = noted(program)
+    for report in (tracer.why(layer.weight, loss, graph), tracer.why(layer, loss, graph)):
+        assert "What is computed of .grad has no history" in report.advice[-1]
+    layer.zero_grad()
+    loss, graph = noted(lambda: layer.state_dict()["weight"].sum() * other)
+    answer = tracer.why(layer.weight, loss, graph)
+    assert answer.cause == "unused" and "What state_dict() gives has its values alone" in answer.advice[0]
 
 
 def test_a_loss_that_is_nan_is_told_beside_gradients_that_are_fine() -> None:
