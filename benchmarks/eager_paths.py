@@ -65,6 +65,7 @@ def calls(make: Callable[..., torch.Tensor]) -> dict[str, Run]:
 def views(make: Callable[..., torch.Tensor]) -> dict[str, Run]:
     """Every kind of view, lists of tensors, and what is asked of a tensor all the time."""
     x, other, leaf = make(8, 32) * 1, make(8, 32) * 1, make(8, 32)
+    lengths = make(8, 1)
     plain, rows = torch.randn(8, 32), torch.tensor([0, 3, 5])
     constant = tracer.tensor(plain) if type(x) is tracer.Tensor else plain
 
@@ -112,6 +113,13 @@ def views(make: Callable[..., torch.Tensor]) -> dict[str, Run]:
         "len(x)": lambda: len(x),
         "x.requires_grad": lambda: x.requires_grad,
         "x.is_contiguous()": lambda: x.is_contiguous(),
+        "x.is_nested": lambda: x.is_nested,
+        "x.is_complex()": lambda: x.is_complex(),
+        "x.to(torch.float32)": lambda: x.to(torch.float32),
+        "x.to(torch.float64)": lambda: x.to(torch.float64),
+        "x.type_as(other)": lambda: x.type_as(other),
+        "x.contiguous()": lambda: x.contiguous(),
+        "weight_norm": lambda: torch._weight_norm(leaf, lengths, 0),
         "view, transpose, [0], sum, backward": lambda: leaf.view(4, 64).transpose(0, 1)[0].sum().backward(),
         "chunk, cat, sum, backward": lambda: torch.cat(leaf.chunk(4), 1).sum().backward(),
     }

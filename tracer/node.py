@@ -24,6 +24,10 @@ next_serial = itertools.count().__next__
 #: Written out for ``isinstance``, wherever a call goes through: a union would be made each time.
 _LISTS = (tuple, list)
 
+#: torch's own descriptors, past the properties of a tracked tensor: for where interception is off.
+SHAPE: Any = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
+DTYPE: Any = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
+
 Hook = Callable[[torch.Tensor], torch.Tensor | None]
 #: Each saved tensor, as a plain alias, with torch's version counter at the time.
 Versions = Sequence[tuple[torch.Tensor, int]]
@@ -154,7 +158,7 @@ class Node:
         """
         if len(positions) == 1 and not several:
             only = results[positions[0]]
-            self.shape, self.dtype = only.shape, only.dtype
+            self.shape, self.dtype = SHAPE(only), DTYPE(only)
         else:
             self.outputs = [None] * len(results)
 

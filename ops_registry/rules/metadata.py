@@ -19,9 +19,13 @@ no_gradient(
     torch.Tensor.is_conj,
     torch.Tensor.is_neg,
     torch.Tensor.is_inference,
+    torch.Tensor.is_signed,
+    torch.Tensor.is_pinned,
+    torch.Tensor.is_shared,
     torch.Tensor.is_same_size,
     torch.Tensor.is_set_to,
     torch.Tensor.get_device,
+    torch.result_type,
     reads_values=False,
 )
 

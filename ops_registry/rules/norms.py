@@ -247,7 +247,8 @@ def cosine_similarity(x1, x2, dim, eps):
 
 def is_fused(v, g, dim):
     """Whether torch's kernel serves: it takes the first and the last dimension, a length for each, and crashes on nothing to normalise."""
-    return dim in (0, v.dim() - 1) and g.numel() == v.size(dim) and v.numel() > 0
+    shape = v.shape
+    return len(shape) > 0 and dim in (0, len(shape) - 1) and g.numel() == shape[dim] and 0 not in shape
 
 
 @decomposition(torch._weight_norm)
@@ -262,7 +263,8 @@ def weight_norm(v, g, dim):
 
 
 def forward_weight_norm(v, g, dim):
-    if not is_fused(v, g, dim) or v.dtype != g.dtype or v.is_complex():
+    dtype = v.dtype
+    if not is_fused(v, g, dim) or dtype != g.dtype or dtype.is_complex:
         return None
     result, norm = torch._weight_norm_interface(v.contiguous(), g.contiguous(), dim)
     return result, {"norm": norm}

@@ -57,9 +57,10 @@ class SavedTensor:
         self.unrecorded = unrecorded
         with DisableTorchFunctionSubclass():
             seen = physical(tensor)
-            if seen.is_inference():
-                raise inference_error(f"a Function or checkpoint ({name})", seen)
-            self.version = seen._version
+            try:
+                self.version = seen._version
+            except RuntimeError:
+                raise inference_error(f"a Function or checkpoint ({name})", seen) from None
             self.alias: Any = plain_alias(tensor)
         # What is neither input nor output belongs to nobody else: it is held itself.
         self.original: Any = tensor if keep else None if position is not None else weakref.ref(tensor)

@@ -25,7 +25,7 @@ from tracer.functions.dependencies import DependencyTracker
 from tracer.functions.function_node import FunctionNode, title_of
 from tracer.functions.function_vmap import forward_of_batch
 from tracer.graph import enter
-from tracer.node import Node
+from tracer.node import DTYPE, SHAPE, Node
 from tracer.notes.cuts import asked, covering, note_cut
 from tracer.recording.inplace import write_recorded
 from tracer.recording.levels import levels
@@ -46,6 +46,7 @@ class Function(torch.autograd.Function):
 
 
 _LISTS = (tuple, list)
+_DEVICE: Any = TensorBase.device.__get__
 _HAS_HISTORY: Any = TensorBase.requires_grad
 
 
@@ -81,8 +82,10 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     title = title_of(cls)
     ctx = FunctionContext(tuple([n is not None for n in nodes]), tuple([isinstance(a, torch.Tensor) for a in args]))
     wanting = [a for a, n in zip(args, nodes, strict=True) if n is not None]
-    versions = _versions(wanting)
-    with _GradOff(), covering(nodes), DependencyTracker(wanting) as tracker:
+    with DisableTorchFunctionSubclass():
+        versions = [version_of(tensor) for tensor in wanting]
+    tracker = DependencyTracker(wanting)
+    with _GradOff(), covering(nodes), tracker:
         if cls.setup_context is not SingleLevelFunction.setup_context:
             output = forward_of_batch(cls, args) if levels.open else cls.forward(*args)
             cls.setup_context(ctx, args, output)
@@ -94,13 +97,8 @@ def _record(cls: Any, args: tuple[Any, ...], nodes: list[Node | None]) -> Any:
     to_save = _given(given, "to_save")
     outputs = output if isinstance(output, tuple) else (output,)
     _check_dirty(title, dirty, args, outputs)
-    for argument, before, after in zip(wanting, versions, _versions(wanting), strict=True):
-        if before != after and all(argument is not d for d in dirty):
-            raise InPlaceError(
-                f"forward of {title} wrote in place into an argument of shape {tuple(argument.shape)} that requires grad, without "
-                f"ctx.mark_dirty(): what else uses that tensor would not know. Mark it and return it, or write into a clone."
-            )
     with DisableTorchFunctionSubclass():
+        _check_written(title, wanting, versions, dirty)
         refuse_lost_history(title, outputs, args)
         results = [_meta(o, constant) for o in outputs]
         parents = tuple([n for n in nodes if n is not None])
@@ -126,11 +124,6 @@ class _GradOff:
         set_grad_enabled(True)
 
 
-def _versions(tensors: list[torch.Tensor]) -> list[int]:
-    with DisableTorchFunctionSubclass():
-        return [version_of(tensor) for tensor in tensors]
-
-
 def _given(attributes: dict[str, Any], name: str) -> tuple[Any, ...]:
     """What one of the methods of ``ctx`` was given; taken out of its attributes."""
     value = attributes.pop(name, None)
@@ -148,11 +141,21 @@ def _check_dirty(title: str, dirty: Sequence[Any], args: tuple[Any, ...], output
             )
 
 
+def _check_written(title: str, wanting: list[torch.Tensor], versions: list[int], dirty: Sequence[Any]) -> None:
+    for argument, version in zip(wanting, versions, strict=True):
+        if version_of(argument) != version and all(argument is not d for d in dirty):
+            raise InPlaceError(
+                f"forward of {title} wrote in place into an argument of shape {tuple(argument.shape)} that requires grad, without "
+                f"ctx.mark_dirty(): what else uses that tensor would not know. Mark it and return it, or write into a clone."
+            )
+
+
 def _meta(output: Any, constant: set[int]) -> Any:
     """Shape, dtype, device of a result, and whether a gradient comes for it; None for what is no tensor."""
     if not isinstance(output, torch.Tensor):
         return None
-    return output.shape, output.dtype, output.device, output.dtype in DIFFERENTIABLE and id(output) not in constant
+    dtype = DTYPE(output)
+    return SHAPE(output), dtype, _DEVICE(output), dtype in DIFFERENTIABLE and id(output) not in constant
 
 
 def _mark_outputs(

@@ -188,7 +188,8 @@ def record_with_torch(
         result = func(*args, **kwargs)
         _refuse_writes(inputs.constants, name)
         left_behind = new_state()
-    items, structure = tree_flatten(result)
+    is_tensor = isinstance(result, torch.Tensor)
+    items, structure = ([result], None) if is_tensor else tree_flatten(result)
     count = len(items)
     items += left_behind
     with DisableTorchFunctionSubclass():
@@ -207,11 +208,11 @@ def record_with_torch(
         note_cut("inside", name, given)
         return result, []
     node = TorchNode(f"torch:{name}", inputs.parents, inputs.leaves, edges, carrying)
-    node.set_results(items, list(carrying), several=not isinstance(result, torch.Tensor) or bool(left_behind))
+    node.set_results(items, list(carrying), several=not is_tensor or bool(left_behind))
     enter(node, items)
     for i, item in carrying.items():
         items[i] = tracked_alias(item, node.of_result(i, item))
-    return tree_unflatten(items[:count], structure), items[count:]
+    return items[0] if is_tensor else tree_unflatten(items[:count], structure), items[count:]
 
 
 def _refuse_writes(constants: list[torch.Tensor], name: str) -> None:

@@ -174,8 +174,10 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
         reads = None if module is None else _reads_of(self)
         found = [] if reads is None else list(reads.layout.state_of(module))
         held = [h.tensor for h in found]
-        given = tree_flatten((args, kwargs))[0]
-        held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
+        given = list(args)
+        if kwargs or not all(isinstance(v, torch.Tensor) for v in args):
+            given = tree_flatten((args, kwargs))[0]
+            held += [t for v in given if not isinstance(v, torch.Tensor | torch.nn.Module) for t in _tensors_inside(v)]
         if not holds_tracked((*held, *given)):
             return call(self, *args, **kwargs)
         _refuse_replaced(self)
@@ -217,7 +219,7 @@ def _has_new_history(tensor: torch.Tensor, before: set[int]) -> bool:
 
 def _check_results(name: str, result: Any) -> None:
     """Raise ``UnsupportedError`` for a result that may hold tensors where no gradient can be followed."""
-    for item in tree_flatten(result)[0]:
+    for item in () if isinstance(result, torch.Tensor) else tree_flatten(result)[0]:
         opaque = isinstance(item, ScriptObject | ScriptClass | ScriptFuture)
         holding = not isinstance(item, torch.Tensor) and any(t.requires_grad for t in _tensors_inside(item))
         if opaque or holding:

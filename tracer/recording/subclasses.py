@@ -22,11 +22,14 @@ from ops_registry.torch_private import (
 )
 from tracer.errors import UnsupportedError
 from tracer.naming import qualified
+from tracer.node import DTYPE
 from tracer.recording.inplace import is_in_place
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, holds_tracked
 from tracer.recording.results import came_in
 from tracer.tracked_tensor import Tensor, plain_alias
+
+_IS_NESTED: Any = torch.Tensor.is_nested.__get__  # type: ignore[attr-defined]
 
 #: The ``__torch_function__`` of classes that intercept nothing.
 _DEFAULT_TORCH_FUNCTIONS = (
@@ -184,10 +187,10 @@ def _plain(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
 def refuse_lost_history(name: str, results: Sequence[Any], arguments: tuple[Any, ...]) -> None:
     """Raise ``UnsupportedError`` for a new result of a recorded call that is of a class which can carry no history of ours."""
     for result in results:
-        if not isinstance(result, torch.Tensor) or result.dtype not in DIFFERENTIABLE:
+        if not isinstance(result, torch.Tensor) or DTYPE(result) not in DIFFERENTIABLE:
             continue
         kind = type(result)
-        if result.is_nested:
+        if _IS_NESTED(result):
             refuse_nested(name)
         if kind in (Tensor, torch.Tensor) or came_in(result, arguments, {}):
             continue
