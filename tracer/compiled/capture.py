@@ -171,7 +171,7 @@ def capture_step(
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
             _fill_at_first(tensors, before := dict(zip(given, wrappers[len(tensors) :], strict=True)))
-            with stepping(optimizers, stage.shapes), _watched(tensors, around, run):
+            with stepping(optimizers, stage.shapes, around.stepped), _watched(tensors, around, run):
                 value = run_observed(call, observer)
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)

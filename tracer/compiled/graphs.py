@@ -220,11 +220,6 @@ def checked_capture(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
-    if reached.outside_of_steps:
-        name, reason = reached.outside_of_steps[0]
-        raise CaptureError(
-            f"{name} is used in a full step: {reason}, and a graph would not do it again. Use it outside: after the compiled step."
-        )
     captured, strangers, writes = _observed_capture(call, reached, tensors, names, dims)
     if writes is not None and writes.made:
         captured, strangers, writes = _observed_capture(
@@ -284,6 +279,8 @@ def _observed_capture(
 
 def _refuse_observed(observer: Observer, reached: Reached) -> None:
     """What the step did beside calls of torch's."""
+    if observer.stopped is not None:
+        raise observer.stopped
     if observer.refused:
         raise observer.refusal()
     drawn = reached.draws()
