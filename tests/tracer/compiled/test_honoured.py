@@ -352,6 +352,14 @@ def writes_into_a_product(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> 
     return loss
 
 
+def decides_by_values(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Eagerly a rule looks whether a product can be divided, and a loss at the classes that count."""
+    scores = model(x)
+    loss = F.cross_entropy(scores, y, torch.tensor([1.0, 2.0, 3.0]), label_smoothing=0.1) + scores.prod(1).mean()
+    (loss + scores.cumprod(0).mean()).backward()
+    return loss
+
+
 ACTS = (
     zero_grad_first, lambda m, x, y: zero_grad_first(m, x, y, set_to_none=False), clip, several_passes, gradient_penalty, hooks_inside,
     writes_through_views, writes_an_argument, updates_parameters, functions, checkpointed,
@@ -360,7 +368,7 @@ ACTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("act", [*ACTS, writes_into_a_product], ids=lambda act: act.__name__)
+@pytest.mark.parametrize("act", [*ACTS, writes_into_a_product, decides_by_values], ids=lambda act: act.__name__)
 def test_steps_do_as_eagerly(act: Callable[..., Any]) -> None:
     assert_as_eager(mlp, step_that(act))
 
