@@ -246,7 +246,7 @@ def main() -> None:
         return
     if options.fullstep:
         for network in options.networks:
-            for backend in {"replay", "inductor"}.intersection(options.contestants):
+            for backend in filter(options.contestants.__contains__, ("replay", "inductor")):
                 table_of_full_steps(network, backend, options.rounds)
         return
     names = ["torch", *options.contestants]

@@ -151,6 +151,14 @@ class _Run:
         return found
 
 
+class LooksAtGrad(Exception):
+    """The step has raised after it looked at ``.grad``: with another one there it may do otherwise."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__()
+        self.raised = raised
+
+
 def capture_step(
     call: Callable[[], Any],
     tensors: Sequence[torch.Tensor],
@@ -171,7 +179,11 @@ def capture_step(
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
             _fill_at_first(tensors, before := dict(zip(given, wrappers[len(tensors) :], strict=True)))
-            with stepping(optimizers, stage.shapes, around.stepped), _watched(tensors, around, run):
+            with (
+                _telling_of_grad(run),
+                stepping(optimizers, stage.shapes, around.stepped),
+                _watched(tensors, around, run),
+            ):
                 value = run_observed(call, observer)
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
@@ -219,13 +231,25 @@ def capture_step(
 
 
 @contextmanager
+def _telling_of_grad(run: _Run) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        if run.looks_at_grad:
+            raise LooksAtGrad(error) from error
+        raise
+
+
+@contextmanager
 def _watched(tensors: Sequence[torch.Tensor], around: Around, run: _Run) -> Iterator[None]:
     """While the step runs: what is refused, and what sees its calls on their way into the graph."""
     order = MemoryOrder()
     looking_on = refusing(tensors, order, around.handed)
     with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
-        yield
-    run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
+        try:
+            yield
+        finally:
+            run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
 
 
 def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]) -> None:

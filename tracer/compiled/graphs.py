@@ -16,9 +16,9 @@ from ops_registry.torch_private import (
     set_grad_enabled,
     storage_key,
 )
-from tracer.backprop.accumulate import accumulate
+from tracer.backprop.accumulate import accumulate, check_writable
 from tracer.compiled.backends import Backend, Run, build
-from tracer.compiled.capture import Captured, Handed, Returned, capture_step
+from tracer.compiled.capture import Captured, Handed, LooksAtGrad, Returned, capture_step
 from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
@@ -64,6 +64,9 @@ class StepGraph:
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
         captured = self.captured
+        if not captured.looks_at_grad:
+            with DisableTorchFunctionSubclass():
+                check_writable([tensors[position] for position, _ in captured.grads])
         self.calls += 1
         for prepare in captured.around.prepare:
             prepare()
@@ -306,12 +309,21 @@ def _capture(
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
         given = grads + [None] * len(strangers)
-        captured = capture_step(call, offered, all_names, given, dims, keep, reached.stepping)
-        if captured.looks_at_grad and not captured.given:
+        captured, failure = None, None
+        try:
+            captured = capture_step(call, offered, all_names, given, dims, keep, reached.stepping)
+        except LooksAtGrad as error:  # it found none there, which it may take badly
+            failure = error.raised
+        if (captured is None or captured.looks_at_grad) and all(grad is None for grad in grads):
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):
-                _put_back(captured.observer, reached)
+                if captured is not None:
+                    captured.observer.changed()
+                reached.put_back()
                 continue
+        if captured is None:
+            assert failure is not None
+            raise failure
         if not captured.strangers:
             return captured, strangers
         known = set(map(id, strangers))
@@ -323,13 +335,8 @@ def _capture(
                 f"outside, and pass it as an argument."
             )
         strangers += found.values()
-        _put_back(captured.observer, reached)
-
-
-def _put_back(observer: Observer, reached: Reached) -> None:
-    """The step finds all as it was when it runs once more."""
-    observer.changed()
-    reached.put_back()
+        captured.observer.changed()
+        reached.put_back()
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:

@@ -387,6 +387,22 @@ def test_hooks_on_parameters_and_modules_run() -> None:
     assert_as_eager(mlp, make)
 
 
+def test_grad_that_is_there_at_the_first_call_is_read() -> None:
+    def trained(backend: str | None) -> Any:
+        model = mlp()
+        model(torch.ones(2, 4)).sum().backward()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            before = model[0].weight.grad.clone()  # raises where there is none, which is the first guess of a capture
+            (model(x) * before.mean()).sum().backward()
+            return before
+
+        call = step if backend is None else tracer.compile(step, backend=backend)
+        return [call(torch.ones(3, 4)) for _ in range(2)], [p.grad for p in model.parameters()]
+
+    torch.testing.assert_close(trained("replay"), trained(None))
+
+
 def test_arguments_that_require_grad_get_their_gradient() -> None:
     assert_as_eager(mlp, arguments=lambda rows: (torch.randn(rows, 4, requires_grad=True), torch.randint(3, (rows,))))
 
