@@ -360,6 +360,16 @@ def decides_by_values(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
     return loss
 
 
+def writes_into_views_twice_differentiated(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    scores = model(x) * 2
+    scores[:, 1].mul_(x[:, 0])
+    scores.view(-1)[1:5].copy_(scores.detach().view(-1)[:4].clone())
+    loss = F.cross_entropy(scores, y)
+    slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(slope.square().sum() for slope in slopes)).backward()
+    return loss
+
+
 ACTS = (
     zero_grad_first, lambda m, x, y: zero_grad_first(m, x, y, set_to_none=False), clip, several_passes, gradient_penalty, hooks_inside,
     writes_through_views, writes_an_argument, updates_parameters, functions, checkpointed,
@@ -368,7 +378,11 @@ ACTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("act", [*ACTS, writes_into_a_product, decides_by_values], ids=lambda act: act.__name__)
+@pytest.mark.parametrize(
+    "act",
+    [*ACTS, writes_into_a_product, decides_by_values, writes_into_views_twice_differentiated],
+    ids=lambda act: act.__name__,
+)
 def test_steps_do_as_eagerly(act: Callable[..., Any]) -> None:
     assert_as_eager(mlp, step_that(act))
 
@@ -389,7 +403,8 @@ def test_hooks_on_parameters_and_modules_run() -> None:
 
 def test_grad_that_is_there_at_the_first_call_is_read() -> None:
     def trained(backend: str | None) -> Any:
-        model = mlp()
+        torch.manual_seed(0)
+        model = nn.track(mlp())
         model(torch.ones(2, 4)).sum().backward()
 
         def step(x: torch.Tensor) -> torch.Tensor:
