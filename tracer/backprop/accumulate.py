@@ -27,6 +27,7 @@ Entry = tuple[torch.Tensor, list[torch.Tensor]]
 
 _PLAIN = torch.Tensor
 _GRAD: Any = torch.Tensor.grad
+_is_contiguous: Any = torch.Tensor.is_contiguous
 _has_no_overlap: Any = torch.ops.aten.is_non_overlapping_and_dense.default
 _accumulating = threading.Lock()
 
@@ -100,9 +101,10 @@ def accumulate(entries: Sequence[Entry]) -> None:
 
 def check_writable(tensors: Iterable[torch.Tensor]) -> None:
     """Raise ``InPlaceError`` for a ``.grad`` whose elements share memory (``expand``): nothing can be added there. Interception is off."""
-    for tensor in tensors:
-        grad = _GRAD.__get__(tensor)
-        if grad is None or grad.layout is not torch.strided or grad.is_contiguous() or grad.requires_grad:
+    grad_of = _GRAD.__get__
+    grads = [(tensor, grad) for tensor in tensors if (grad := grad_of(tensor)) is not None]
+    for tensor, grad in grads:
+        if grad.layout is not torch.strided or _is_contiguous(grad) or grad.requires_grad:
             continue
         if any(step == 0 and size > 1 for size, step in zip(grad.shape, grad.stride(), strict=True)):
             raise InPlaceError(

@@ -113,12 +113,15 @@ class StepGraph:
 
 def _fill(found: Captured | Handed, replaces: bool, tensors: list[torch.Tensor], values: Any) -> None:
     """Fill ``.grad``; what is there is another's where ``replaces`` is false, or somebody has filled it since the graph began."""
+    entries = []
     for position, at in found.grads:
         tensor = tensors[position]
         if (replaces and position not in found.filled) or _GRAD.__get__(tensor) is None:
             _GRAD.__set__(tensor, values[at])
         else:
-            accumulate([(tensor, [values[at]])])
+            entries.append((tensor, [values[at]]))
+    if entries:
+        accumulate(entries)
     for position in found.cleared:
         _GRAD.__set__(tensors[position], None)
 
