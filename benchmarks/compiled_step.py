@@ -8,6 +8,7 @@ batches, in a fresh process each. Inductor takes 3 to 100 s a network where its 
 empty.
 
 ``--networks mlp chain``, ``--contestants replay``: only these, beside torch eager. ``--no-memory``: no peaks.
+``--fullstep``: steps with their optimisers, which stand outside of the compiled step, or inside (``fullstep=True``).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -114,6 +116,64 @@ NETWORKS = {
 }
 
 
+#: Optimisers of full steps, with their options.
+OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD with momentum": partial(torch.optim.SGD, lr=1e-3, momentum=0.9),
+    "the same, fused": partial(torch.optim.SGD, lr=1e-3, momentum=0.9, fused=True),
+    "Adam": partial(torch.optim.Adam, lr=1e-4),
+    "Adam, foreach": partial(torch.optim.Adam, lr=1e-4, foreach=True),
+    "Adam, fused": partial(torch.optim.Adam, lr=1e-4, fused=True),
+}
+
+
+def make_full_step(network: str, optimizer: str, backend: str, inside: bool) -> Step:
+    """A step with its optimiser, run twice; ``backend`` "torch": all of it is torch's, eagerly."""
+    torch.manual_seed(0)
+    model = NETWORKS[network].model()
+    data, target = NETWORKS[network].data(NETWORKS[network].rows)
+    if backend != "torch":
+        nn.track(model)
+    stepper = OPTIMIZERS[optimizer](model.parameters())
+
+    def forward_and_backward(data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = F.cross_entropy(model(data).flatten(0, -2), target)
+        loss.backward()
+        return loss
+
+    if backend != "torch" and not inside:
+        forward_and_backward = tracer.compile(forward_and_backward, backend=backend)
+
+    def full(data: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss = forward_and_backward(data, target)
+        stepper.step()
+        stepper.zero_grad()
+        return loss
+
+    if inside:
+        full = tracer.compile(full, backend=backend, fullstep=True)
+    for _ in range(2):
+        full(data, target)
+    return lambda: full(data, target)
+
+
+def table_of_full_steps(network: str, backend: str, rounds: int) -> None:
+    """Time each optimiser outside and inside of the compiled step, beside torch eager, and print the table."""
+    title = f"{NETWORKS[network].title}, {backend}: with the optimiser, relative to torch eager"
+    table = Table("optimiser", "torch ms", "outside", "inside", "quartiles", "inside / outside", title=title)
+    for optimizer in OPTIMIZERS:
+        made = {
+            "torch": make_full_step(network, optimizer, "torch", False),
+            "outside": make_full_step(network, optimizer, backend, False),
+            "inside": make_full_step(network, optimizer, backend, True),
+        }
+        found = compare(made, rounds, NETWORKS[network].steps, time.process_time)
+        inside, outside = found["inside"], found["outside"]
+        figures = (f"{t:.2f}" for t in (found["torch"].seconds / 1e-3, outside.ratio, inside.ratio))
+        quartiles = f"{inside.low:.2f} - {inside.high:.2f}"
+        table.add_row(optimizer, *figures, quartiles, f"{inside.ratio / outside.ratio:.2f}")
+    console.print(table)
+
+
 def make_step(network: str, contestant: str, rows: int) -> tuple[Step, str]:
     """A step, run once, and what was spent on making it, in words."""
     torch.manual_seed(0)
@@ -174,12 +234,20 @@ def main() -> None:
     parser.add_argument("--contestants", nargs="+", choices=CONTESTANTS[1:], default=list(CONTESTANTS[1:]))
     parser.add_argument("--rounds", type=int, default=21)
     parser.add_argument("--no-memory", action="store_true")
+    parser.add_argument(
+        "--fullstep", action="store_true", help="optimisers outside and inside, replayed and by inductor"
+    )
     parser.add_argument("--peak", nargs=2, metavar=("NETWORK", "STEP"), help="only print the peak memory of one step")
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.peak:
         network, contestant = options.peak
         print_peak(make_step(network, contestant, NETWORKS[network].many_rows)[0])
+        return
+    if options.fullstep:
+        for network in options.networks:
+            for backend in filter(options.contestants.__contains__, ("replay", "inductor")):
+                table_of_full_steps(network, backend, options.rounds)
         return
     names = ["torch", *options.contestants]
     ratios: dict[str, list[float]] = {name: [] for name in names}

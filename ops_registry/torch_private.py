@@ -442,8 +442,7 @@ def compile_half(
 ) -> tuple[Callable[[list[torch.Tensor]], Any], list[Any]]:
     """One half of a joint graph through inductor, and the strides that its results then have (None for one as in the graph).
 
-    ``torch._inductor.compile`` decomposes and functionalises again, and holds all inputs until the end: what it returns takes no list
-    that it could empty.
+    ``torch._inductor.compile`` decomposes and functionalises again, and holds all inputs to the end: it takes no list to empty.
     """
     compile_fx = importlib.import_module("torch._inductor.compile_fx")
     context = torch._guards.TracingContext(torch._guards.detect_fake_mode(inputs))
@@ -469,6 +468,8 @@ def sources_of_sizes(name: str, dims: int) -> tuple[Any, list[Any]]:
 
 #: The class of ``torch.ops.aten.add.Tensor`` and its like.
 OpOverload: Any = torch._ops.OpOverload
+#: What a schedule of learning rates sets in an optimiser when that steps, and asks for before it warns of a wrong order.
+HAS_STEPPED = "_opt_called"
 
 
 def bare_op(overload: Any) -> Callable[..., Any]:

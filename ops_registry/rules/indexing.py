@@ -181,11 +181,22 @@ def _written_places(shape, steps, offset, size, stride, start, device):
     memory = torch.full((length,), -1, device=device)
     order = torch.arange(shape.numel(), device=device).view(shape)
     seen = memory.as_strided(shape, steps, offset).copy_(order)
-    written = torch.arange(math.prod(size), device=device).view(size)
-    where = memory.clone().as_strided(size, stride, start).copy_(written)
-    if not (torch.equal(seen, order) and torch.equal(where, written)):
-        return None
+    if not (_steps_over(shape, steps) and _steps_over(size, stride)):
+        written = torch.arange(math.prod(size), device=device).view(size)
+        where = memory.clone().as_strided(size, stride, start).copy_(written)
+        if not (torch.equal(seen, order) and torch.equal(where, written)):
+            return None
     return memory.as_strided(size, stride, start)
+
+
+def _steps_over(lengths, strides):
+    """Whether each stride is longer than all that the smaller ones reach: then no elements share memory. Of others it is not known."""
+    reach = 0
+    for step, n in sorted((step, n) for n, step in zip(lengths, strides, strict=True) if n > 1):
+        if step <= reach:
+            return False
+        reach += (n - 1) * step
+    return True
 
 
 def _write_strided(input, src, size, stride, storage_offset=None):

@@ -104,7 +104,8 @@ def cross_entropy_loss(input, target, weight, reduction, ignore_index, label_smo
     if reduction != NONE:
         smooth = smooth.sum()
     if reduction == MEAN:
-        smooth = smooth / (counted.sum() if weight is None else weight[target[counted]].sum())
+        weights = counted if weight is None else torch.where(counted, weight[torch.where(counted, target, 0)], 0)
+        smooth = smooth / weights.sum()
     return (1 - label_smoothing) * loss + label_smoothing / shape[class_dim] * smooth
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ops_registry.torch_private import is_batched, unwrapped
+from ops_registry.torch_private import is_batched, is_functional, unwrapped
 
 
 def everywhere(condition: torch.Tensor) -> bool:
@@ -19,6 +19,11 @@ def everywhere(condition: torch.Tensor) -> bool:
 def anywhere(condition: torch.Tensor) -> bool:
     """Whether a boolean tensor is true somewhere, for any of a batch."""
     return bool(_whole(condition).any())
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether there is anything to decide by: a step that is captured runs on tensors without values."""
+    return not is_functional(_whole(tensor))
 
 
 def _whole(condition: torch.Tensor) -> torch.Tensor:

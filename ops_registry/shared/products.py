@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import torch
 
-from ops_registry.shared.decisions import everywhere
+from ops_registry.shared.decisions import everywhere, has_values
 
 
 def divides_well(product: torch.Tensor) -> bool:
-    """Whether no element is 0, infinite, nan or so small that digits are lost: then a factor can be divided out of the products."""
+    """Whether no element is 0, infinite, nan or so small that digits are lost: then a factor can be divided out of the products.
+
+    False where nobody can know, in a step that is captured.
+    """
     if product.numel() == 0:
         return True
+    if not has_values(product):
+        return False
     smallest, largest = product.abs().aminmax()
     return everywhere((smallest >= torch.finfo(product.dtype).tiny) & (largest < torch.inf))
 

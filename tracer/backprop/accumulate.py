@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +17,7 @@ from ops_registry.torch_private import (
     storage_use_count,
     use_count,
 )
-from tracer.errors import UnsupportedError
+from tracer.errors import InPlaceError, UnsupportedError
 from tracer.node import Node
 from tracer.tracked_tensor import become_tracked, plain_alias
 
@@ -27,6 +27,7 @@ Entry = tuple[torch.Tensor, list[torch.Tensor]]
 
 _PLAIN = torch.Tensor
 _GRAD: Any = torch.Tensor.grad
+_is_contiguous: Any = torch.Tensor.is_contiguous
 _has_no_overlap: Any = torch.ops.aten.is_non_overlapping_and_dense.default
 _accumulating = threading.Lock()
 
@@ -66,10 +67,15 @@ def grad_is_left_alone() -> bool:
     return _aside.before is not None
 
 
-def accumulate(entries: Iterable[Entry]) -> None:
-    """Add each gradient to the tensor's ``.grad``, in place where there is one; no other thread adds at the same time."""
+def accumulate(entries: Sequence[Entry]) -> None:
+    """Add each gradient to the tensor's ``.grad``, in place where there is one; no other thread adds at the same time.
+
+    Raises ``InPlaceError`` where one cannot be written, before any is.
+    """
     mode, aside = torch.is_grad_enabled(), _aside.before
     with DisableTorchFunctionSubclass(), _accumulating:
+        if aside is None:
+            check_writable([tensor for tensor, _ in entries])
         set_grad_enabled(False)
         try:
             for tensor, buffer in entries:
@@ -91,6 +97,20 @@ def accumulate(entries: Iterable[Entry]) -> None:
                     before.add_(buffer.pop())
         finally:
             set_grad_enabled(mode)
+
+
+def check_writable(tensors: Iterable[torch.Tensor]) -> None:
+    """Raise ``InPlaceError`` for a ``.grad`` whose elements share memory (``expand``): nothing can be added there. Interception is off."""
+    grad_of = _GRAD.__get__
+    grads = [(tensor, grad) for tensor in tensors if (grad := grad_of(tensor)) is not None]
+    for tensor, grad in grads:
+        if grad.layout is not torch.strided or _is_contiguous(grad) or grad.requires_grad:
+            continue
+        if any(step == 0 and size > 1 for size, step in zip(grad.shape, grad.stride(), strict=True)):
+            raise InPlaceError(
+                f".grad of a leaf of shape {tuple(tensor.shape)} is a tensor of strides {grad.stride()}, several elements of which share "
+                f"memory (expand): a gradient cannot be added there, and none was. Put a copy there (x.grad = x.grad.clone())."
+            )
 
 
 def accumulate_recorded(entries: Iterable[Entry]) -> None:

@@ -42,6 +42,8 @@ class Around:
     handed: set[int] = field(default_factory=set)
     #: Tensors, by id, that the step may not write into, with the error.
     kept: dict[int, Callable[[], Exception]] = field(default_factory=dict)
+    #: Which of the optimisers that it reaches step inside.
+    stepped: list[int] = field(default_factory=list)
     #: What somebody who takes part keeps of this capture.
     notes: dict[Any, Any] = field(default_factory=dict)
 

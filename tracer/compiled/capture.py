@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, cudnn_off, storage_key
 from tracer.compiled.around import Around, noting
@@ -151,6 +152,14 @@ class _Run:
         return found
 
 
+class LooksAtGrad(Exception):
+    """The step has raised after it looked at ``.grad``: with another one there it may do otherwise."""
+
+    def __init__(self, raised: Exception) -> None:
+        super().__init__()
+        self.raised = raised
+
+
 def capture_step(
     call: Callable[[], Any],
     tensors: Sequence[torch.Tensor],
@@ -171,7 +180,7 @@ def capture_step(
     def joint(wrappers: list[torch.Tensor]) -> list[torch.Tensor]:
         with standing_in(tensors, wrappers[: len(tensors)]) as originals:
             _fill_at_first(tensors, before := dict(zip(given, wrappers[len(tensors) :], strict=True)))
-            with stepping(optimizers, stage.shapes), _watched(tensors, around, run):
+            with _watched(tensors, around, run, optimizers, stage.shapes):
                 value = run_observed(call, observer)
             with DisableTorchFunctionSubclass():
                 _check_originals(originals, names)
@@ -219,13 +228,35 @@ def capture_step(
 
 
 @contextmanager
-def _watched(tensors: Sequence[torch.Tensor], around: Around, run: _Run) -> Iterator[None]:
+def _watched(
+    tensors: Sequence[torch.Tensor],
+    around: Around,
+    run: _Run,
+    optimizers: Sequence[Hyperparameters] | None,
+    shapes: ShapeEnv,
+) -> Iterator[None]:
     """While the step runs: what is refused, and what sees its calls on their way into the graph."""
     order = MemoryOrder()
-    looking_on = refusing(tensors, order, around.handed)
-    with looking_on as watch, random_numbers(), Respelled(), order, Origins(), DenseAlone(), noting(around):
-        yield
-    run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
+    may_step, looking_on = stepping(optimizers, shapes, around.stepped), refusing(tensors, order, around.handed)
+    try:
+        with (
+            may_step,
+            looking_on as watch,
+            random_numbers(),
+            Respelled(),
+            order,
+            Origins(),
+            DenseAlone(),
+            noting(around),
+        ):
+            try:
+                yield
+            finally:
+                run.looks_at_grad, run.looks_at_offset = watch.looked_at_grad, watch.looked_at_offset
+    except Exception as error:
+        if run.looks_at_grad:
+            raise LooksAtGrad(error) from error
+        raise
 
 
 def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tensor]) -> None:

@@ -59,3 +59,13 @@ def is_followed(value: Any) -> bool:
         or isinstance(value, types.FunctionType | types.ModuleType | type)
         or not (kind.__module__ == "builtins" or is_engines(kind))
     )
+
+
+def read_by_torch(value: Any) -> list[str]:
+    """The attributes of an object of torch's that torch's own code reads when a step uses it.
+
+    Of a gradient scaler, the scale; not what it notes of optimisers, which are new dictionaries at each step.
+    """
+    if not isinstance(value, torch.amp.GradScaler):
+        return []
+    return [name for name, held in vars(value).items() if not isinstance(held, dict)]

@@ -16,9 +16,9 @@ from ops_registry.torch_private import (
     set_grad_enabled,
     storage_key,
 )
-from tracer.backprop.accumulate import accumulate
+from tracer.backprop.accumulate import accumulate, check_writable
 from tracer.compiled.backends import Backend, Run, build
-from tracer.compiled.capture import Captured, Handed, Returned, capture_step
+from tracer.compiled.capture import Captured, Handed, LooksAtGrad, Returned, capture_step
 from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
@@ -64,6 +64,9 @@ class StepGraph:
     def __call__(self, tensors: list[torch.Tensor]) -> Any:
         """Run on the tensors that the step reaches and its arguments: fill ``.grad``, write what it writes, return what it returns."""
         captured = self.captured
+        if not captured.looks_at_grad:
+            with DisableTorchFunctionSubclass():
+                check_writable([tensors[position] for position, _ in captured.grads])
         self.calls += 1
         for prepare in captured.around.prepare:
             prepare()
@@ -110,12 +113,15 @@ class StepGraph:
 
 def _fill(found: Captured | Handed, replaces: bool, tensors: list[torch.Tensor], values: Any) -> None:
     """Fill ``.grad``; what is there is another's where ``replaces`` is false, or somebody has filled it since the graph began."""
+    entries = []
     for position, at in found.grads:
         tensor = tensors[position]
         if (replaces and position not in found.filled) or _GRAD.__get__(tensor) is None:
             _GRAD.__set__(tensor, values[at])
         else:
-            accumulate([(tensor, [values[at]])])
+            entries.append((tensor, [values[at]]))
+    if entries:
+        accumulate(entries)
     for position in found.cleared:
         _GRAD.__set__(tensors[position], None)
 
@@ -220,11 +226,6 @@ def checked_capture(
             f"{name}, {kind}, is reached by the step: what it gives would stay as it is now. Make a tensor of it outside of the step "
             f"(torch.as_tensor), or call next(...) there, and pass that as an argument."
         )
-    if reached.outside_of_steps:
-        name, reason = reached.outside_of_steps[0]
-        raise CaptureError(
-            f"{name} is used in a full step: {reason}, and a graph would not do it again. Use it outside: after the compiled step."
-        )
     captured, strangers, writes = _observed_capture(call, reached, tensors, names, dims)
     if writes is not None and writes.made:
         captured, strangers, writes = _observed_capture(
@@ -284,6 +285,8 @@ def _observed_capture(
 
 def _refuse_observed(observer: Observer, reached: Reached) -> None:
     """What the step did beside calls of torch's."""
+    if observer.stopped is not None:
+        raise observer.stopped
     if observer.refused:
         raise observer.refusal()
     drawn = reached.draws()
@@ -309,12 +312,21 @@ def _capture(
         offered = [*tensors, *strangers]
         all_names = names + ["a tensor from elsewhere"] * len(strangers)
         given = grads + [None] * len(strangers)
-        captured = capture_step(call, offered, all_names, given, dims, keep, reached.stepping)
-        if captured.looks_at_grad and not captured.given:
+        captured, failure = None, None
+        try:
+            captured = capture_step(call, offered, all_names, given, dims, keep, reached.stepping)
+        except LooksAtGrad as error:  # it found none there, which it may take badly
+            failure = error.raised
+        if (captured is None or captured.looks_at_grad) and all(grad is None for grad in grads):
             grads = [_GRAD.__get__(tensor) if tensor.is_leaf else None for tensor in tensors]
             if any(grad is not None for grad in grads):
-                _put_back(captured.observer, reached)
+                if captured is not None:
+                    captured.observer.changed()
+                reached.put_back()
                 continue
+        if captured is None:
+            assert failure is not None
+            raise failure
         if not captured.strangers:
             return captured, strangers
         known = set(map(id, strangers))
@@ -326,13 +338,8 @@ def _capture(
                 f"outside, and pass it as an argument."
             )
         strangers += found.values()
-        _put_back(captured.observer, reached)
-
-
-def _put_back(observer: Observer, reached: Reached) -> None:
-    """The step finds all as it was when it runs once more."""
-    observer.changed()
-    reached.put_back()
+        captured.observer.changed()
+        reached.put_back()
 
 
 def _check_kind(tensor: torch.Tensor, name: str) -> None:

@@ -25,10 +25,11 @@ import torch
 
 from tracer.compiled.caches import forget_made_by
 from tracer.compiled.code_names import names_in
+from tracer.compiled.stopped import REASONS, caller_of, refusal_of
 from tracer.errors import CaptureError
 
-#: Whose a piece of code is: the engine's and torch's; torch's layers; the standard library's; anybody else's; refused; told of.
-_ENGINES, _LAYERS, _STANDARD, _OTHERS, _REFUSED, _TOLD = range(6)
+#: Whose a piece of code is: the engine's and torch's; torch's layers; the standard library's; anybody else's; refused; told of; stopped.
+_ENGINES, _LAYERS, _STANDARD, _OTHERS, _REFUSED, _TOLD, _STOPPED = range(7)
 #: What torch calls for its own ends counts as torch.
 _ENGINE = frozenset(
     {
@@ -46,7 +47,7 @@ _ENGINE = frozenset(
 )
 #: Parts of torch that users patch and whose objects users hold.
 _TORCH_LAYERS = ("torch.nn.", "torch.functional")
-_TORCH_OBJECTS = ("torch.distributions.",)
+_TORCH_OBJECTS = ("torch.distributions.", "torch.utils.data.")
 #: Ours, which do their own work around a graph.
 _WRAPPERS = ("nn.parallel.",)
 #: What runs around each layer, and is nobody's to patch.
@@ -145,6 +146,8 @@ class Observer:
         self.codes: dict[int, tuple[types.CodeType, dict[str, Any], bool]] = {}
         #: What the step did that no graph can do: what, where, and the remedy.
         self.refused: list[tuple[str, str, str]] = []
+        #: The error for a call that was stopped, which code of the step may have caught.
+        self.stopped: CaptureError | None = None
         #: What it did that its graph does not do: what, and where.
         self.told: dict[str, str] = {}
         self._objects: dict[int, list[Any]] = {}
@@ -237,6 +240,10 @@ class Observer:
 
     def _look(self, frame: types.FrameType, event: str, arg: Any, whose: int | None) -> None:
         whose = self._note(frame) if whose is None else whose
+        if whose == _STOPPED:
+            if event == "call" and self._aside is None:
+                self._stop(frame)
+            return
         if whose == _TOLD:
             if event == "call" and self._aside is None and _asked_by_others(frame):
                 self._tell_of(frame)
@@ -277,7 +284,8 @@ class Observer:
     def _note(self, frame: types.FrameType) -> int:
         code = frame.f_code
         self._kept.append(code)  # its id stands for it
-        whose = _REFUSED if id(code) in _REFUSED_CODE else _TOLD if id(code) in _TOLD_CODE else _whose_is(frame)
+        known = (_REFUSED, _REFUSED_CODE), (_TOLD, _TOLD_CODE), (_STOPPED, REASONS)
+        whose = next((kind for kind, codes in known if id(code) in codes), None) or _whose_is(frame)
         self._whose[id(code)] = whose
         if whose == _LAYERS:
             self.codes[id(code)] = code, frame.f_globals, True
@@ -334,6 +342,14 @@ class Observer:
         caller = _caller(frame)
         if caller is not None and not caller.f_code.co_name.endswith("_once"):
             self.told.setdefault(_TOLD_CODE[id(frame.f_code)], _line(frame))
+
+    def _stop(self, frame: types.FrameType) -> None:
+        """Raise in the place of a call of somebody's, before it has changed anything."""
+        caller = caller_of(frame)
+        if caller is not None and _whose_is(caller) in (_OTHERS, _STANDARD):
+            self.stopped = refusal_of(frame, _line(caller)) or self.stopped
+            if self.stopped is not None:
+                raise self.stopped
 
     def _refuse(self, found: tuple[str, str], frame: types.FrameType) -> None:
         self.refused.append((found[0], _line(frame), found[1]))

@@ -14,9 +14,9 @@ from typing import Any
 
 import torch
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from ops_registry.torch_private import HAS_STEPPED
 from tracer.compiled.fused_steps import FusedSteps
 from tracer.compiled.guards import Guards
 from tracer.compiled.refusals import users_line
@@ -35,11 +35,6 @@ KNOWN = (
     _optim.NAdam,
 )
 _KNOWN = frozenset(KNOWN)
-#: What may only be used beside a step, and why.
-_OUTSIDE: dict[type, str] = {
-    LRScheduler: "it computes with numbers of Python's",
-    torch.amp.GradScaler: "whether it steps depends on values",
-}
 #: How torch's steps are to be written for a compiler, which makes loops over all tensors itself.
 _ONE_BY_ONE = {"foreach": False, "fused": False}
 
@@ -112,12 +107,20 @@ class Hyperparameters:
                 found.append((*key, type(value), value if _is_simple(value) else id(value)))
         return tuple(found)
 
+    def facts(self) -> list[tuple[str, Any]]:
+        """The same by name."""
+        return [(f"{self.name}'s {_name(*entry[:3])}", entry[3:]) for entry in self.fixed()]
+
     def lacks_state(self) -> bool:
         """Whether the first step is still to come, which makes the state. Asked once."""
         optimizer, ran = self.optimizer, self._ran
         self._ran = True
         keeps = type(optimizer) is not _optim.SGD or any(group["momentum"] for group in optimizer.param_groups)
         return type(optimizer) in _KNOWN and keeps and not optimizer.state and not ran
+
+    def note_step(self) -> None:
+        """As torch's schedules do when they see a step: they warn where none came before theirs."""
+        vars(self.optimizer)[HAS_STEPPED] = True
 
     @contextmanager
     def as_symbols(self) -> Iterator[None]:
@@ -132,7 +135,7 @@ class Hyperparameters:
             if self._one_by_one:
                 group.update({name: value for name, value in _ONE_BY_ONE.items() if name in group})
         for (at, name, place), number in self._numbers.items():
-            if number.varies:
+            if number.varies and (self._is_fused(at) or number.value != 0):
                 symbol = number.tensor if self._is_fused(at) else _symbol(number)
                 group = groups[at]
                 group[name] = symbol if place is None else _put(group[name], place, symbol)
@@ -183,11 +186,9 @@ def _name(group: int, name: str, at: int | None) -> str:
 
 
 def _symbol(number: _Number) -> Any:
+    """Of a number that is not 0: torch's code asks for that, and a graph for 0 has that itself."""
     symbol = number.tensor.item()
-    if (
-        number.value != 0
-    ):  # torch's code asks for that: a graph is made for numbers that are 0, or for those that are not
-        torch._check(symbol != 0)
+    torch._check(symbol != 0)
     return symbol
 
 
@@ -201,25 +202,18 @@ def _changed(before: dict[str, Any], now: dict[str, Any]) -> str:
     return min(names, default="")
 
 
-def outside_of_steps(value: Any) -> str:
-    """Why ``value`` may not be used in a full step, in words; empty where it may."""
-    for kind, reason in _OUTSIDE.items():
-        if isinstance(value, kind) and not (isinstance(value, torch.amp.GradScaler) and not value.is_enabled()):
-            return reason
-    return ""
-
-
 @contextmanager
-def stepping(optimizers: Sequence[Hyperparameters] | None, shapes: ShapeEnv) -> Iterator[None]:
+def stepping(optimizers: Sequence[Hyperparameters] | None, shapes: ShapeEnv, stepped: list[int]) -> Iterator[None]:
     """While a step is captured: optimisers that are known step inside, all others raise ``CaptureError``.
 
-    ``optimizers`` are those that the step reaches; None where none may step.
+    ``optimizers`` are those that the step reaches; None where none may step. The positions of those that step are added to ``stepped``.
     """
-    given, thread = {id(known.optimizer) for known in optimizers or ()}, threading.get_ident()
+    given, thread = {id(known.optimizer): at for at, known in enumerate(optimizers or ())}, threading.get_ident()
 
     def enter(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if threading.get_ident() == thread:
             _check(optimizer, optimizers is not None, id(optimizer) in given, (*args[1:], *kwargs.values()))
+            stepped.append(given[id(optimizer)])
             _answer_numbers(shapes, True)
 
     def leave(optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
@@ -277,21 +271,22 @@ def _check(optimizer: torch.optim.Optimizer, full: bool, is_known: bool, closure
 
 
 def _has_hooks(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether anything but ``stepping`` is called around its steps. A handle leads to the table that it stands in."""
-    registers = (optimizer.register_step_pre_hook, optimizer.register_step_post_hook)
-    everywhere = (register_optimizer_step_pre_hook, register_optimizer_step_post_hook)
-    return any(
-        _hooks_beside(register) > ours
-        for register, ours in [*((r, 0) for r in registers), *((r, 1) for r in everywhere)]
+    """Whether anything but ``stepping`` is called around its steps."""
+    return any(len(table) > ours for table, ours in zip(_hooks_of(optimizer), (0, 0, 1, 1), strict=True))
+
+
+def _hooks_of(optimizer: torch.optim.Optimizer) -> list[dict[Any, Any]]:
+    """The tables of hooks around its steps, and around those of all. A handle leads to the table that it stands in."""
+    registers: tuple[Callable[..., Any], ...] = (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
     )
-
-
-def _hooks_beside(register: Callable[..., Any]) -> int:
-    handle = register(lambda *_: None)
-    try:
-        return len(handle.hooks_dict_ref() or ()) - 1
-    finally:
+    handles = [register(lambda *_: None) for register in registers]
+    for handle in handles:
         handle.remove()
+    return [handle.hooks_dict_ref() for handle in handles]
 
 
 def optimizers_of(fullstep: FullStep) -> list[torch.optim.Optimizer]:
@@ -318,6 +313,10 @@ def visit_state(known: Hyperparameters, guards: Guards, visit: Callable[..., Non
     """The parameters, the state and the numbers of an optimiser, each shown to ``visit``, and what may change of them to ``guards``."""
     optimizer, name = known.optimizer, known.name
     guards.names(vars(optimizer), ("param_groups", "state"))
+    guards.name(vars(optimizer), "step")
+    visit(vars(optimizer).get("step"), f"{name}.step")  # schedules put one of theirs there
+    for table in _hooks_of(optimizer):
+        visit(table, f"{name}'s hooks")
     guards.items(optimizer.param_groups)
     guards.whole(optimizer.state)
     for position, group in enumerate(optimizer.param_groups):

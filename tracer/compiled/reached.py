@@ -24,13 +24,13 @@ import torch
 from ops_registry.torch_private import TensorBase, is_functional
 from tracer.compiled.caches import forget_made
 from tracer.compiled.code_names import names_in
-from tracer.compiled.followed import BYTES, DESCRIPTORS, GLOBAL_HOOKS, MEMORY, SIMPLE, is_followed, slots
+from tracer.compiled.followed import BYTES, DESCRIPTORS, GLOBAL_HOOKS, MEMORY, SIMPLE, is_followed, read_by_torch, slots
 from tracer.compiled.generators import put_state, state_of
 from tracer.compiled.guards import Guards
 from tracer.compiled.observed import Seen
-from tracer.compiled.optimizers import Hyperparameters, Optimizers, outside_of_steps, visit_state
+from tracer.compiled.optimizers import Hyperparameters, Optimizers, visit_state
 from tracer.compiled.telling import last_name
-from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library
+from tracer.compiled.whose import CLOSED, is_closed, is_engines, is_library, is_ours
 from tracer.node import Leaf
 from tracer.tracked_tensor import Tensor, users_attributes
 
@@ -74,8 +74,6 @@ class Reached:
         self.modules: list[torch.nn.Module] = []
         #: The optimisers that may step inside; None where none may.
         self.stepping: list[Hyperparameters] | None = None if optimizers is None else []
-        #: What may not be used in a full step: its name, the reason.
-        self.outside_of_steps: list[tuple[str, str]] = []
         #: Each plain value by its name; two walks that find the same facts have found the same step.
         self.facts: list[tuple[str, Any]] = []
         self.guards = Guards()
@@ -126,7 +124,7 @@ class Reached:
         self._visit_objects()
         for met in self.stepping or ():  # modules come before, so that their names stand
             met.refresh()
-            self.facts.append((f"{met.name}'s groups", met.fixed()))
+            self.facts += met.facts()
             visit_state(met, self.guards, self._visit)
         named = self._read | self._variables
         self.opaque += [(name, "an iterator") for name in self._iterators if last_name(name) in named]
@@ -201,10 +199,9 @@ class Reached:
             self._visit_tensor(value, name, module)
         elif isinstance(value, torch.nn.Module):
             self._visit_module(value, name)
-        elif self.stepping is not None and self._visit_optimizer(value, name):
-            return
         elif not (
-            self._visit_container(value, name, module)
+            self._visit_optimizer(value, name)
+            or self._visit_container(value, name, module)
             or self._visit_code(value, name)
             or self._visit_memory(value, name, module)
         ):
@@ -371,15 +368,14 @@ class Reached:
         self._visit_class(type(module))
 
     def _visit_optimizer(self, value: Any, name: str) -> bool:
-        """An optimiser that may step inside, or what may not be used there. Whether it was such."""
-        reason, optimizers = outside_of_steps(value), self._walked[5]
-        if reason:
-            self.outside_of_steps.append((name, reason))
-        elif isinstance(value, torch.optim.Optimizer) and self.stepping is not None and optimizers is not None:
-            self.stepping.append(optimizers.meet(value, name))
-            self.facts.append((name, ("optimizer", type(value))))
-            self.guards.kind(value)
-        return bool(reason) or isinstance(value, torch.optim.Optimizer)
+        """An optimiser that may step inside. Whether it was one."""
+        optimizers = self._walked[5]
+        if not isinstance(value, torch.optim.Optimizer) or self.stepping is None or optimizers is None:
+            return False
+        self.stepping.append(optimizers.meet(value, name))
+        self.facts.append((name, ("optimizer", type(value))))
+        self.guards.kind(value)
+        return True
 
     def _visit_class(self, kind: type) -> None:
         """A class whose attributes may be read: those named in code, and ``forward``."""
@@ -446,9 +442,12 @@ class Reached:
         kind = type(value)
         if isinstance(value, types.ModuleType):
             self._objects.append((name, value, vars(value), set()))
-        elif not is_engines(kind):
+        elif not is_ours(kind):
             held = getattr(value, "__dict__", None)
             self._objects.append((name, value, held if isinstance(held, dict) else {}, set()))
+            for attribute in read_by_torch(value):
+                self.guards.names(vars(value), (attribute,))
+                self._visit(vars(value)[attribute], f"{name}.{attribute}")
             if not is_closed(kind):
                 self._visit_class(kind)
 

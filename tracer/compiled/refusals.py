@@ -191,6 +191,15 @@ def _line_in(trace: TracebackType | None) -> str:
     return line
 
 
+def _validation(trace: TracebackType | None) -> str:
+    """The remedy where one of torch's distributions looks at its arguments."""
+    while trace is not None:
+        if trace.tb_frame.f_globals.get("__name__", "").startswith("torch.distributions"):
+            return " This is a distribution that checks what it is given: make it with validate_args=False."
+        trace = trace.tb_next
+    return ""
+
+
 @contextmanager
 def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int]) -> Iterator[Watch]:
     """While the step is captured: what no graph can hold raises ``CaptureError``.
@@ -214,7 +223,7 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
         raise CaptureError(
             f"the step asks for the value of a tensor ({error.func}) {_line_in(error.__traceback__)}: by item(), float(), int(), bool(), a "
             f"branch (`if loss > 0`) or a comparison of whole tensors. A graph has no values to answer with: use torch.where for a "
-            f"branch, keep numbers in tensors, or do it outside of the step."
+            f"branch, keep numbers in tensors, or do it outside of the step.{_validation(error.__traceback__)}"
         ) from error
     except GuardOnDataDependentSymNode as error:
         raise CaptureError(

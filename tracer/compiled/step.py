@@ -155,7 +155,7 @@ class CompiledStep:
                     graph = self._graphs.get((key, graph.captured.looks(tensors)))
                 if graph is not None and _can_serve(graph):
                     self._serves(look)
-                    return graph, tensors
+                    return _noted(graph, reached), tensors
         return None
 
     def _serves(self, look: Look) -> None:
@@ -223,7 +223,7 @@ class CompiledStep:
             if graph.conditions is not None and len(self._graphs) > REMEMBERED:
                 self._graphs = {known: other for known, other in self._graphs.items() if other.conditions is None}
             self._graphs[key] = self._graphs[key, graph.captured.looks(tensors)] = graph
-            return graph, tensors
+            return _noted(graph, reached), tensors
         raise CaptureError(
             f"each of {ATTEMPTS} captures of the step has met other objects than the one before: it makes new ones that stay. Make them "
             f"outside of the step."
@@ -338,6 +338,14 @@ class CompiledStep:
                 f"dynamic=True: with fixed sizes this step can be captured, with symbolic ones it cannot: {family.fixed_since}. Leave "
                 f"dynamic=False: each shape gets a graph of its own."
             ) from error
+
+
+def _noted(graph: Any, reached: Reached) -> Any:
+    """The graph, which is about to run; optimisers that step in it are told."""
+    if reached.stepping is not None:
+        for at in graph.captured.around.stepped:
+            reached.stepping[at].note_step()
+    return graph
 
 
 def _can_serve(graph: Any) -> bool:

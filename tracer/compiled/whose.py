@@ -7,6 +7,7 @@ from typing import Any
 
 #: Packages whose functions and objects read nothing of the user's.
 _ENGINE = frozenset({"torch", "tracer", "ops_registry", "nn", "builtins", "__future__"})
+_OURS = frozenset({"tracer", "ops_registry", "nn"})
 CLOSED = (_ENGINE | sys.stdlib_module_names) - {"__main__"}
 #: Where libraries are installed: what their code reads is followed where it has been seen to run.
 _LIBRARIES = ("site-packages", "dist-packages")
@@ -29,4 +30,14 @@ def is_library(module: str | None) -> bool:
 
 def is_engines(kind: type) -> bool:
     """Whether objects of a class are torch's or ours, which a step reads through calls alone."""
-    return _package(kind) in _ENGINE and kind.__module__ != "builtins" and "distributions" not in kind.__module__
+    return (
+        _package(kind) in _ENGINE
+        and kind.__module__ != "builtins"
+        and "distributions" not in kind.__module__
+        and not kind.__module__.startswith("torch.utils.data.")
+    )
+
+
+def is_ours(kind: type) -> bool:
+    """Whether a class is ours: nobody but us reads attributes of its objects."""
+    return _package(kind) in _OURS

@@ -34,6 +34,23 @@ def test_gradients_of_two_leaves_fed_by_one_do_not_share_memory() -> None:
     assert x.grad.tolist() == [10, 10] and y.grad.tolist() == [1, 1] and seed.tolist() == [1, 1]
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_grad_that_nothing_can_be_added_to_raises_before_any_is_changed(compiled: bool) -> None:
+    x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
+    x.grad, y.grad = torch.ones(2, dtype=torch.float64), torch.ones(1, dtype=torch.float64).expand(2)
+
+    def step() -> None:
+        ((x * y).sum() + 0 * x.sum()).backward()
+
+    call = tracer.compile(lambda x, y: step(), backend="replay") if compiled else lambda x, y: step()
+    with pytest.raises(tracer.InPlaceError, match=r"\.grad of a leaf of shape \(2,\).*none was.*x\.grad\.clone\(\)"):
+        call(x, y)
+    assert x.grad.tolist() == [1, 1] and y.grad.tolist() == [1, 1]
+    y.grad = y.grad.clone()
+    call(x, y)
+    assert x.grad.tolist() == [4, 5] and y.grad.tolist() == [2, 3]
+
+
 def test_gradient_through_views_does_not_share_memory() -> None:
     x, y = leaf(1.0, 2.0), leaf(3.0, 4.0)
     z = x.view(1, 2) + y

@@ -352,6 +352,24 @@ def writes_into_a_product(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> 
     return loss
 
 
+def decides_by_values(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    """Eagerly a rule looks whether a product can be divided, and a loss at the classes that count."""
+    scores = model(x)
+    loss = F.cross_entropy(scores, y, torch.tensor([1.0, 2.0, 3.0]), label_smoothing=0.1) + scores.prod(1).mean()
+    (loss + scores.cumprod(0).mean()).backward()
+    return loss
+
+
+def writes_into_views_twice_differentiated(model: L.Module, x: torch.Tensor, y: torch.Tensor) -> Any:
+    scores = model(x) * 2
+    scores[:, 1].mul_(x[:, 0])
+    scores.view(-1)[1:5].copy_(scores.detach().view(-1)[:4].clone())
+    loss = F.cross_entropy(scores, y)
+    slopes = torch.autograd.grad(loss, list(model.parameters()), create_graph=True)
+    (loss + sum(slope.square().sum() for slope in slopes)).backward()
+    return loss
+
+
 ACTS = (
     zero_grad_first, lambda m, x, y: zero_grad_first(m, x, y, set_to_none=False), clip, several_passes, gradient_penalty, hooks_inside,
     writes_through_views, writes_an_argument, updates_parameters, functions, checkpointed,
@@ -360,7 +378,11 @@ ACTS = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("act", [*ACTS, writes_into_a_product], ids=lambda act: act.__name__)
+@pytest.mark.parametrize(
+    "act",
+    [*ACTS, writes_into_a_product, decides_by_values, writes_into_views_twice_differentiated],
+    ids=lambda act: act.__name__,
+)
 def test_steps_do_as_eagerly(act: Callable[..., Any]) -> None:
     assert_as_eager(mlp, step_that(act))
 
@@ -377,6 +399,23 @@ def test_hooks_on_parameters_and_modules_run() -> None:
         return plain(model)
 
     assert_as_eager(mlp, make)
+
+
+def test_grad_that_is_there_at_the_first_call_is_read() -> None:
+    def trained(backend: str | None) -> Any:
+        torch.manual_seed(0)
+        model = nn.track(mlp())
+        model(torch.ones(2, 4)).sum().backward()
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            before = model[0].weight.grad.clone()  # raises where there is none, which is the first guess of a capture
+            (model(x) * before.mean()).sum().backward()
+            return before
+
+        call = step if backend is None else tracer.compile(step, backend=backend)
+        return [call(torch.ones(3, 4)) for _ in range(2)], [p.grad for p in model.parameters()]
+
+    torch.testing.assert_close(trained("replay"), trained(None))
 
 
 def test_arguments_that_require_grad_get_their_gradient() -> None:

@@ -125,6 +125,16 @@ SEEN: dict[str, Callable[[Any], Case]] = {
     "patched method": patched(torch.Tensor, "sigmoid"),
     "environment": environment,
     "defaults": code_of_a_function,
+    "number of an optimiser": held(
+        torch.optim.SGD([torch.ones(1)], lr=1.0),
+        lambda t: t.param_groups[0]["lr"],
+        lambda t: t.param_groups[0].update(lr=3.0),
+    ),
+    "data set": held(
+        torch.utils.data.TensorDataset(torch.ones(1)),
+        lambda t: t[0][0],
+        lambda t: setattr(t, "tensors", (torch.full((1,), 3.0),)),
+    ),
 }
 
 
@@ -152,6 +162,40 @@ def test_a_change_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
         if i == 1:
             assert len(compiled.explain().rows) == 1
             change()
+
+
+def test_the_scale_that_a_gradient_scaler_makes_is_kept_and_its_other_steps_are_refused() -> None:
+    def trained(backend: str | None) -> tuple[list[Any], torch.optim.Optimizer, Any, Any]:
+        torch.manual_seed(0)
+        layer = nn.track(torch.nn.Linear(4, 3))
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+
+        def step(x: torch.Tensor) -> torch.Tensor:
+            loss = layer(x).square().mean()
+            scaler.scale(loss).backward()
+            return loss
+
+        call = step if backend is None else tracer.compile(step, backend=backend)
+        losses = []
+        for _ in range(4):
+            losses.append(call(torch.ones(5, 4)).detach())
+            scaler.unscale_(optimizer)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+        return [losses, scaler.state_dict()], optimizer, scaler, layer
+
+    (found, optimizer, scaler, layer), (expected, *_) = trained("replay"), trained(None)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+    def unscales(x: torch.Tensor) -> None:
+        scaler.scale(layer(x).sum()).backward()
+        scaler.unscale_(optimizer)
+
+    with pytest.raises(tracer.CaptureError, match=r"GradScaler\.unscale_\(\) is called in a step.*Use it outside"):
+        tracer.compile(unscales, backend="replay")(torch.ones(5, 4))
+    unscales(torch.ones(5, 4))  # nothing was noted of the optimiser
 
 
 def test_what_a_rule_closes_over_is_seen() -> None:
