@@ -41,8 +41,8 @@ _READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "offset": torch.Tensor.storage_offset,
 }
 
-#: How a call for one of them is written in ``Rule.expression``.
-_META_CALL = re.compile(r"_meta\(((?:bound|result)(?:\[\d+\])?), '(\w+)'\)")
+#: How a call for one of them is written in ``Rule.expression``: of an argument, or of a result.
+_META_CALL = re.compile(r"_meta\(((?:bound|result)(?:\[(\d+)\])?), '(\w+)'\)")
 
 #: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
@@ -308,7 +308,7 @@ class Rule:
         }
         parts = ", ".join(map(self.expression, names))
         gather = eval(f"lambda bound, result, extra: ({parts},)", known)
-        of_a_tensor = _META_CALL.sub(r"_\2(\1)", parts)
+        of_a_tensor = _META_CALL.sub(self._of_a_tensor, parts)
         if of_a_tensor == parts:
             return gather
         # Most often it is a tensor whose shape is asked for, and torch itself says when it is not.
@@ -320,6 +320,14 @@ class Rule:
             known,
         )
         return known["gather"]
+
+    def _of_a_tensor(self, call: re.Match[str]) -> str:
+        """Python text that does what ``call`` does, for a tensor, or for None where the argument may be left out."""
+        value, position, name = call.groups()
+        optional = (
+            value.startswith("bound") and self.signature.defaults.get(self.signature.names[int(position)], 0) is None
+        )
+        return f"({call[0]} if {value} is None else _{name}({value}))" if optional else f"_{name}({value})"
 
     def expression(self, name: str) -> str:
         """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.
