@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -299,7 +299,7 @@ class Rule:
     def gatherer(self, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
         """``gather(bound, result, extra)``, which fetches the values of these parameters from a call."""
         # Generated once per plan: a loop over names would cost more than the rest of the recording of a small op.
-        known = {
+        known: dict[str, Any] = {
             "__name__": __name__,
             "_meta": _meta,
             "_kind": _kind,
@@ -319,7 +319,7 @@ class Rule:
             f"    except TypeError:\n        return _any(bound, result, extra)\n",
             known,
         )
-        return known["gather"]
+        return cast(Callable[..., tuple[Any, ...]], known["gather"])
 
     def _of_a_tensor(self, call: re.Match[str]) -> str:
         """Python text that does what ``call`` does, for a tensor, or for None where the argument may be left out."""
