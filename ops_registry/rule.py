@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -41,8 +41,8 @@ _READ: dict[str, Callable[[torch.Tensor], Any]] = {
     "offset": torch.Tensor.storage_offset,
 }
 
-#: How a call for one of them is written in ``Rule.expression``.
-_META_CALL = re.compile(r"_meta\(((?:bound|result)(?:\[\d+\])?), '(\w+)'\)")
+#: How a call for one of them is written in ``Rule.expression``: of an argument, or of a result.
+_META_CALL = re.compile(r"_meta\(((?:bound|result)(?:\[(\d+)\])?), '(\w+)'\)")
 
 #: Where a saved value stems from, for reattaching it to the graph when the backward pass is recorded itself: the whole result;
 #: one of several results is FROM_RESULT - 1 - its position; a parent is its position.
@@ -305,7 +305,7 @@ class Rule:
     def gatherer(self, names: tuple[str, ...]) -> Callable[..., tuple[Any, ...]]:
         """``gather(bound, result, extra)``, which fetches the values of these parameters from a call."""
         # Generated once per plan: a loop over names would cost more than the rest of the recording of a small op.
-        known = {
+        known: dict[str, Any] = {
             "__name__": __name__,
             "_meta": _meta,
             "_kind": _kind,
@@ -314,7 +314,7 @@ class Rule:
         }
         parts = ", ".join(map(self.expression, names))
         gather = eval(f"lambda bound, result, extra: ({parts},)", known)
-        of_a_tensor = _META_CALL.sub(r"_\2(\1)", parts)
+        of_a_tensor = _META_CALL.sub(self._of_a_tensor, parts)
         if of_a_tensor == parts:
             return gather
         # Most often it is a tensor whose shape is asked for, and torch itself says when it is not.
@@ -325,7 +325,15 @@ class Rule:
             f"    except TypeError:\n        return _any(bound, result, extra)\n",
             known,
         )
-        return known["gather"]
+        return cast(Callable[..., tuple[Any, ...]], known["gather"])
+
+    def _of_a_tensor(self, call: re.Match[str]) -> str:
+        """Python text that does what ``call`` does, for a tensor, or for None where the argument may be left out."""
+        value, position, name = call.groups()
+        optional = (
+            value.startswith("bound") and self.signature.defaults.get(self.signature.names[int(position)], 0) is None
+        )
+        return f"({call[0]} if {value} is None else _{name}({value}))" if optional else f"_{name}({value})"
 
     def expression(self, name: str) -> str:
         """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.

@@ -151,6 +151,10 @@ def _from_schemas(found: dict[str, Any]) -> Signature:
     )
 
 
+#: What is no number and yet can be a tensor, of whole numbers or bools alone: nobody wants a gradient there.
+_INDICES = {"__getitem__": frozenset({"idx"}), "__setitem__": frozenset({"k"})}
+
+
 def _from_python(func: Callable[..., Any]) -> Signature:
     parameters = [
         p
@@ -185,7 +189,7 @@ def signature_of(func: Callable[..., Any]) -> Signature:
             return _from_schemas(usable)
     stand_in = get_testing_overrides().get(func)
     if stand_in is not None:
-        return _from_python(stand_in)
+        return replace(_from_python(stand_in), constant=_INDICES.get(name, frozenset()))
     if isinstance(func, types.FunctionType):
         return _from_python(func)
     return Signature((), {})  # a method that torch describes nowhere (Tensor.new_tensor): nothing to write a rule with

@@ -13,7 +13,7 @@ _FIXED = (int, type(None))
 def frozen(index: Any) -> Any:
     """``index`` as it reads now, whatever happens afterwards to the lists, arrays and counters in it."""
     kind = type(index)
-    if kind is int:
+    if kind is int or (kind is torch.Tensor and index.dtype is torch.bool):
         return index
     if kind is tuple:
         for item in index:

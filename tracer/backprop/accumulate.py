@@ -149,7 +149,9 @@ def add_up(grads: dict[Node, Any], node: Node, grad: torch.Tensor) -> torch.Tens
     """Make what ``grads`` has at ``node`` the sum of that and ``grad``: where it lies, as in torch, if nobody else knows it."""
     before = grads[node]
     # Three know it: the dictionary, this frame, and the question itself.
-    if sys.getrefcount(before) <= 3 and type(before) is _PLAIN and _owns_memory(before):
+    known = sys.getrefcount(before) > 3 or type(before) is not _PLAIN or not _owns_memory(before)
+    # torch adds no rows of a sparse matrix to a dense one in another order.
+    if not known and (grad.layout is torch.strided or before.is_contiguous()):
         return before.add_(grad)
     total = grads[node] = plus(before, grad)
     return total

@@ -466,7 +466,7 @@ class Sweep:
             grads[node].add_(grad)
         elif self.create_graph or self.in_level:
             grads[node] = plus(grads[node], grad)
-        elif add_up(grads, node, grad).layout is torch.strided:
+        elif (total := add_up(grads, node, grad)).layout is torch.strided and total.is_contiguous():
             self.owned.add(node)
 
     def _gather_output(self, node: Output, grad: torch.Tensor) -> None:

@@ -95,7 +95,7 @@ def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
                 versions.append((alias, value._version))
             except RuntimeError:
                 raise inference_error(plan.rule.name, value) from None
-        elif kind not in NUMBERS:
+        elif kind not in NUMBERS and not (kind is tuple and NUMBERS.issuperset(map(type, value))):
             aliased[i] = _alias(value, versions, plan.rule.name)
     return tuple(aliased), versions, False
 

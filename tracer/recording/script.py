@@ -49,6 +49,8 @@ class Held(NamedTuple):
 
 
 _MAY_HOLD_TENSORS = (torch.Tensor, list, tuple, dict, type(None))
+#: Types of attributes that are read at most calls and hold none.
+_NO_TENSORS = frozenset({"bool", "float", "int", "str", "List[bool]", "List[float]", "List[int]", "List[str]"})
 
 
 def state_of(module: Any) -> Iterator[Held]:
@@ -108,7 +110,9 @@ def _reads_of(method: Any) -> _Reads:
     if found is None:
         graph = method.inlined_graph  # held: its nodes do not hold it
         writing = graph.findAllNodes("prim::SetAttr")
-        names = {node.s("name") for node in (*graph.findAllNodes("prim::GetAttr"), *writing)}
+        kinds = [(node.s("name"), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
+        kinds += [(node.s("name"), node.inputsAt(1)) for node in writing]
+        names = {name for name, value in kinds if value.type().annotation_str not in _NO_TENSORS}
         layout = _layout_of(method.owner, names)
         found = _Reads(layout, bool(writing) or _has_attributes(layout))
         if not graph.findAllNodes(
@@ -124,16 +128,11 @@ def _layout_of(module: Any, names: set[str]) -> _Layout:
     attributes = tuple(
         name
         for name in names - {*registered, *submodules}
-        if module.hasattr(name) and _may_hold_tensors(module.getattr(name))
+        if module.hasattr(name)
+        and (isinstance(value := module.getattr(name), _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"))
     )
     inner = ((name, _layout_of(submodule, names)) for name, submodule in submodules.items())
     return _Layout(registered, attributes, tuple((name, layout) for name, layout in inner if any(layout)))
-
-
-def _may_hold_tensors(value: Any) -> bool:
-    if isinstance(value, list | tuple) and value and all(type(item) in (bool, float, int, str) for item in value):
-        return False  # so it will be, whatever their number
-    return isinstance(value, _MAY_HOLD_TENSORS) or hasattr(value, "__dict__")
 
 
 def _has_attributes(layout: _Layout) -> bool:

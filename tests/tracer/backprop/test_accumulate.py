@@ -128,6 +128,23 @@ def peak_of(profiled: Any) -> int:
     return max(itertools.accumulate(e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())))
 
 
+def test_rows_of_a_sparse_gradient_are_added_to_one_in_another_order() -> None:
+    class Rows(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad.to_sparse_csr()
+
+    x = tracer.tensor(torch.zeros(2, 3), requires_grad=True)
+    y = x * 1
+    rows = Rows.apply(y)  # made first: its gradient comes last
+    ((y.t() * 2).sum() + (y.t() * 3).sum() + rows.sum()).backward()
+    assert x.grad.tolist() == [[6.0] * 3] * 2
+
+
 def test_hooks_that_stash_the_gradient_do_not_share_memory_with_grad() -> None:
     x, seen = leaf(1.0), []
     x.register_hook(lambda g: seen.append(g))
