@@ -52,13 +52,14 @@ FROM_RESULT = -1
 AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 
 
-_LISTS = (list, tuple)
+#: Written out for ``isinstance``, wherever a call goes through: a union would be made each time.
+LISTS = (tuple, list)
 
 
 def _meta(value: Any, name: str) -> Any:
     if isinstance(value, torch.Tensor):
         return _READ[name](value)
-    if isinstance(value, _LISTS):
+    if isinstance(value, LISTS):
         try:
             return list(map(_READ[name], value))
         except TypeError:  # not of tensors alone

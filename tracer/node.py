@@ -15,14 +15,12 @@ from typing import Any
 import torch
 from torch.utils.hooks import RemovableHandle
 
-from ops_registry.rule import CallPlan
+from ops_registry.rule import LISTS, CallPlan
 from ops_registry.sites import Site
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
 next_serial = itertools.count().__next__
 
-#: Written out for ``isinstance``, wherever a call goes through: a union would be made each time.
-_LISTS = (tuple, list)
 
 #: torch's own descriptors, past the properties of a tracked tensor: for where interception is off.
 SHAPE: Any = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
@@ -449,6 +447,6 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     """All tensors in a nest of tuples and lists."""
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, _LISTS):
+    if isinstance(value, LISTS):
         return [tensor for item in value for tensor in tensors_in(item)]
     return []

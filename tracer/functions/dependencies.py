@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from ops_registry import registry
 from ops_registry.formula import Formula
+from ops_registry.rule import LISTS
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.asking import quiet
 from tracer.recording.call import looked_into
@@ -28,7 +29,6 @@ _BOOKKEEPING = frozenset(
     {"detach", "detach_", "requires_grad_", "__get__", "__set__", "backward", "grad", "register_hook"}
 )
 
-_LISTS = (tuple, list)
 _OURS = (Tensor,)
 
 
@@ -102,7 +102,7 @@ class DependencyTracker(TorchFunctionMode):
                     return True
                 if type(value) is Tensor and value._node is not None:
                     return True
-            elif (isinstance(value, _LISTS) and self._any(value)) or (
+            elif (isinstance(value, LISTS) and self._any(value)) or (
                 isinstance(value, dict) and self._any(value.values())
             ):
                 return True
@@ -112,7 +112,7 @@ class DependencyTracker(TorchFunctionMode):
         if isinstance(result, torch.Tensor):
             if result.dtype in DIFFERENTIABLE:
                 self._dependent[id(result)] = weakref.ref(result)
-        elif isinstance(result, _LISTS):
+        elif isinstance(result, LISTS):
             for item in result:
                 self._mark(item)
 

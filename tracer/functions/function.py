@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.rule import LISTS
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     SingleLevelFunction,
@@ -45,7 +46,6 @@ class Function(torch.autograd.Function):
     """
 
 
-_LISTS = (tuple, list)
 _DEVICE: Any = TensorBase.device.__get__
 _HAS_HISTORY: Any = TensorBase.requires_grad
 
@@ -127,7 +127,7 @@ class _GradOff:
 def _given(attributes: dict[str, Any], name: str) -> tuple[Any, ...]:
     """What one of the methods of ``ctx`` was given; taken out of its attributes."""
     value = attributes.pop(name, None)
-    return () if value is None else tuple(value) if isinstance(value, _LISTS) else (value,)
+    return () if value is None else tuple(value) if isinstance(value, LISTS) else (value,)
 
 
 def _check_dirty(title: str, dirty: Sequence[Any], args: tuple[Any, ...], outputs: tuple[Any, ...]) -> None:

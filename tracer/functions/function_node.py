@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from ops_registry.rule import LISTS
 from ops_registry.scopes import as_now, replaced, run_unreplaced
 from ops_registry.torch_private import DisableTorchFunctionSubclass, SingleLevelFunction, storage_key
 from tracer.errors import FunctionError, InPlaceError, SecondDerivativeError
@@ -18,8 +19,6 @@ from tracer.graph import enter
 from tracer.node import OpaqueNode, RaisingNode
 from tracer.recording.saved import version_of
 from tracer.tracked_tensor import Tensor, tracked_alias
-
-_LISTS = (tuple, list)
 
 #: Marks a ``backward`` that torch's decorator has wrapped.
 _ONCE = once_differentiable(lambda ctx: None).__code__
@@ -185,7 +184,7 @@ class FunctionNode(OpaqueNode):
 
 
 def _listed(results: Any) -> tuple[Any, ...]:
-    return tuple(results) if isinstance(results, _LISTS) else (results,)
+    return tuple(results) if isinstance(results, LISTS) else (results,)
 
 
 def title_of(cls: Any) -> str:

@@ -18,7 +18,7 @@ from torch.utils.data import get_worker_info
 from ops_registry.binding import Spelling
 from ops_registry.errors import UnsupportedCallError
 from ops_registry.registry import TABLE, active, changes
-from ops_registry.rule import Rule
+from ops_registry.rule import LISTS, Rule
 from ops_registry.sites import open_graphs
 from ops_registry.torch_private import DisableTorchFunctionSubclass, is_any_autocast_enabled
 from tracer.errors import OutArgumentError
@@ -38,7 +38,6 @@ from tracer.tracked_tensor import Tensor
 
 NO_KEYWORDS: dict[str, Any] = {}
 _PLAIN = torch.Tensor
-_LISTS = (tuple, list)
 _OVERLOADS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 
 
@@ -106,7 +105,7 @@ def save_and_mark(
         saved = save(plan, bound, result, by_products)
         node = enter(CallNode(plan, parents, result.shape, result.dtype, *saved), result, bound)
         return mark(result, node, bound[0])
-    if not isinstance(result, _LISTS):
+    if not isinstance(result, LISTS):
         # A tracked tensor that the op handed back as it was (contiguous() of a contiguous tensor), or no tensor.
         if type(result) is not Tensor:
             refuse_lost_history(rule.name, (result,), bound)

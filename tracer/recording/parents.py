@@ -14,7 +14,7 @@ import torch
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.errors import UnsupportedCallError
-from ops_registry.rule import Rule
+from ops_registry.rule import LISTS, Rule
 from ops_registry.scopes import blocks_began, replaced, replaced_here
 from ops_registry.torch_private import in_data_parallel_forward
 from tracer.errors import UnsupportedError
@@ -27,7 +27,6 @@ DIFFERENTIABLE = frozenset(
 )
 
 _PLAIN = torch.Tensor
-_LISTS = (tuple, list)
 #: Types of the most frequent arguments that are no tensors and hold none.
 _NEVER_WANTING = frozenset(
     {bool, float, int, slice, str, type(None), type(Ellipsis), torch.Size, torch.device, torch.dtype}
@@ -89,7 +88,7 @@ def wants_gradient(nest: Any) -> bool:
         return nest.requires_grad
     if isinstance(nest, dict):
         nest = nest.values()
-    elif not isinstance(nest, _LISTS):
+    elif not isinstance(nest, LISTS):
         return False
     return any(type(value) not in _NEVER_WANTING and wants_gradient(value) for value in nest)
 
@@ -176,7 +175,7 @@ def nodes_in(nest: Any) -> list[Node]:
         return [] if node is None else [node]
     if isinstance(nest, dict):
         nest = tuple(nest.values())
-    return [n for item in nest for n in nodes_in(item)] if isinstance(nest, _LISTS) else []
+    return [n for item in nest for n in nodes_in(item)] if isinstance(nest, LISTS) else []
 
 
 def holds_tracked(nest: Any) -> bool:
@@ -185,6 +184,6 @@ def holds_tracked(nest: Any) -> bool:
         return nest._node is not None
     if isinstance(nest, dict):
         nest = nest.values()
-    elif not isinstance(nest, _LISTS):
+    elif not isinstance(nest, LISTS):
         return False
     return any(holds_tracked(value) for value in nest)

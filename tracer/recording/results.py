@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.rule import LISTS
 from ops_registry.torch_private import is_batched
 from tracer.node import Node
 from tracer.recording.levels import levels
@@ -15,7 +16,6 @@ from tracer.recording.views import note_view, note_view_in_level, note_views
 from tracer.tracked_tensor import Tensor, become_tracked
 
 _PLAIN = torch.Tensor
-_LISTS = (tuple, list)
 _NEVER_PLAIN = NUMBERS | {Tensor}
 
 
@@ -24,7 +24,7 @@ def fresh_results(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
 
     A result that came in as an argument (``contiguous()`` of a contiguous tensor) keeps its history; integers and bools stay plain.
     """
-    listed = list(result) if isinstance(result, _LISTS) and type(result) is not torch.Size else [result]
+    listed = list(result) if isinstance(result, LISTS) and type(result) is not torch.Size else [result]
     # A plain result is none of the numbers and tracked tensors among the arguments.
     others = tuple([value for value in arguments if type(value) not in _NEVER_PLAIN])
     asked = bool(others or keywords)
@@ -66,7 +66,7 @@ def mark_constant(result: Any, arguments: tuple[Any, ...], keywords: dict[str, A
     if type(result) is _PLAIN:
         if result.dtype in DIFFERENTIABLE and not came_in(result, arguments, keywords):
             mark(result, None, arguments[0] if arguments else None, several=several)
-    elif isinstance(result, _LISTS) and type(result) is not torch.Size:
+    elif isinstance(result, LISTS) and type(result) is not torch.Size:
         for item in result:
             mark_constant(item, arguments, keywords, several=True)
     return result
@@ -77,7 +77,7 @@ def came_in(result: torch.Tensor, arguments: tuple[Any, ...], keywords: dict[str
     for value in (*arguments, *keywords.values()) if keywords else arguments:
         if value is result:
             return True
-        if isinstance(value, _LISTS):
+        if isinstance(value, LISTS):
             for item in value:
                 if item is result:
                     return True
