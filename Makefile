@@ -14,7 +14,7 @@ demo: $(VENV)/demo
 	$(BIN)/python examples/train_digits.py
 
 test: $(VENV)/test
-	$(BIN)/python -m pytest -n auto
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(VENV)/test $(VENV)/dev
 	$(BIN)/ruff check .
@@ -22,10 +22,10 @@ lint: $(VENV)/test $(VENV)/dev
 	$(BIN)/mypy
 
 check: lint
-	$(BIN)/python -m pytest -n auto -m "not slow and not inductor"
+	$(BIN)/python -m pytest -n auto --dist worksteal -m "not slow and not inductor"
 
 inductor: $(VENV)/test
-	$(BIN)/python -m pytest -n auto -m inductor
+	$(BIN)/python -m pytest -n auto --dist worksteal -m inductor
 
 bench: $(VENV)/bench $(VENV)/demo
 	$(BIN)/python benchmarks/per_op.py
