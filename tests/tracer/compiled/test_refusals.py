@@ -121,7 +121,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
     "hook": (lambda loss, x: model[0].weight.register_hook(lambda grad: grad * 2), r"other hooks on model\.0\.weight"),
     "Python's random numbers": (lambda loss, x: loss * random.random(), "Python's random"),
     "NumPy's random numbers": (lambda loss, x: loss * np.random.rand(), "Python's random or from NumPy"),
-    "a distribution": (lambda loss, x: torch.distributions.Normal(x, x.exp()), "validate_args=False"),
+    "a distribution": (
+        lambda loss, x: torch.distributions.Normal(x, x.exp(), validate_args=True),
+        "validate_args=False",
+    ),
     "a refusal that is caught": (swallows, "asks for the value"),
     "default dtype": (
         lambda loss, x: torch.set_default_dtype(torch.float64),
