@@ -44,7 +44,8 @@ FLOORS = {
         ("graph",),
         ("tracked_tensor", "naming"),
         ("notes", "earlier_uses"),
-        ("node", "errors", "importing", "changes", "asking"),
+        ("node", "errors", "importing", "changes"),
+        ("asking",),
     ),
     "ops_registry": (
         ("catalogue",),

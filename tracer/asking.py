@@ -25,11 +25,17 @@ METHODS_WITH_ARGUMENTS = ("is_contiguous", "size", "stride")
 #: Conversions to a dtype of their own.
 TO_DTYPE = {"bfloat16": torch.bfloat16, "double": torch.double, "float": torch.float, "half": torch.half}
 
-#: torch's own descriptors, past our properties of the same names.
 _BASE: Any = TensorBase
-_dtype: Callable[[torch.Tensor], torch.dtype] = _BASE.dtype.__get__
-_device: Callable[[torch.Tensor], torch.device] = _BASE.device.__get__
-_layout: Callable[[torch.Tensor], torch.layout] = _BASE.layout.__get__
+#: torch's own descriptors, for where interception is off already: our properties would turn it off once more, at four times the price.
+shape_of: Callable[[torch.Tensor], torch.Size] = _BASE.shape.__get__
+dtype_of: Callable[[torch.Tensor], torch.dtype] = _BASE.dtype.__get__
+device_of: Callable[[torch.Tensor], torch.device] = _BASE.device.__get__
+layout_of: Callable[[torch.Tensor], torch.layout] = _BASE.layout.__get__
+stride_of: Callable[[torch.Tensor], tuple[int, ...]] = _BASE.stride
+offset_of: Callable[[torch.Tensor], int] = _BASE.storage_offset
+is_nested: Callable[[torch.Tensor], bool] = _BASE.is_nested.__get__
+is_conj: Callable[[torch.Tensor], bool] = _BASE.is_conj
+is_neg: Callable[[torch.Tensor], bool] = _BASE.is_neg
 #: What ``to`` is given, where it is no tensor.
 _SETTINGS = frozenset({torch.dtype, torch.device, str})
 
@@ -121,7 +127,7 @@ def to(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         return _like(TensorBase.to, self, wanted) if alone and args else TensorBase.to(self, *args, **kwargs)
     if alone and kind is not str:
         with DisableTorchFunctionSubclass():
-            if (_dtype if kind is torch.dtype else _device)(self) == wanted:
+            if (dtype_of if kind is torch.dtype else device_of)(self) == wanted:
                 return self
     return self.__torch_function__(TensorBase.to, (type(self),), (self, *args), kwargs)
 
@@ -137,13 +143,17 @@ def _like(convert: Callable[..., torch.Tensor], tensor: torch.Tensor, other: Any
     if type(other) not in (torch.Tensor, type(tensor)) or not is_torch_function_enabled() or count_modes():
         return convert(tensor, other)
     with DisableTorchFunctionSubclass():
-        if _dtype(tensor) is _dtype(other) and _device(tensor) == _device(other) and _layout(tensor) is _layout(other):
+        if (
+            dtype_of(tensor) is dtype_of(other)
+            and device_of(tensor) == device_of(other)
+            and layout_of(tensor) is layout_of(other)
+        ):
             return tensor
     return tensor.__torch_function__(convert, (type(tensor),), (tensor, other))
 
 
 def _has_dtype(dtype: torch.dtype, tensor: torch.Tensor) -> bool:
-    return _dtype(tensor) is dtype
+    return dtype_of(tensor) is dtype
 
 
 def _named(answer: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -17,14 +17,10 @@ from torch.utils.hooks import RemovableHandle
 
 from ops_registry.rule import LISTS, CallPlan
 from ops_registry.sites import Site
+from tracer.asking import dtype_of, shape_of
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
 next_serial = itertools.count().__next__
-
-
-#: torch's own descriptors, past the properties of a tracked tensor: for where interception is off.
-SHAPE: Any = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
-DTYPE: Any = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
 
 Hook = Callable[[torch.Tensor], torch.Tensor | None]
 #: Each saved tensor, as a plain alias, with torch's version counter at the time.
@@ -156,7 +152,7 @@ class Node:
         """
         if len(positions) == 1 and not several:
             only = results[positions[0]]
-            self.shape, self.dtype = SHAPE(only), DTYPE(only)
+            self.shape, self.dtype = shape_of(only), dtype_of(only)
         else:
             self.outputs = [None] * len(results)
 

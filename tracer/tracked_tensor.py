@@ -29,10 +29,6 @@ plain_alias: Callable[[torch.Tensor], torch.Tensor] = TensorBase.detach
 _GRAD: Any = torch.Tensor.grad
 _DATA: Any = torch.Tensor.data
 _get_grad, _set_grad = _GRAD.__get__, _GRAD.__set__
-#: What a tensor is like where interception is off already: a property of ours would turn it off once more, at four times the price.
-shape_of: Callable[[torch.Tensor], torch.Size] = torch.Tensor.shape.__get__  # type: ignore[attr-defined]
-dtype_of: Callable[[torch.Tensor], torch.dtype] = torch.Tensor.dtype.__get__  # type: ignore[attr-defined]
-stride_of: Callable[[torch.Tensor], tuple[int, ...]] = TensorBase.stride
 
 #: Attributes of ours in the ``__dict__`` of a tensor; a copy does not take them over.
 _OWN = frozenset({"_base_in_level", "_node", "_views", "_write_ban"})

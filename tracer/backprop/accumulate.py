@@ -17,6 +17,7 @@ from ops_registry.torch_private import (
     storage_use_count,
     use_count,
 )
+from tracer.asking import layout_of, stride_of
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.node import Node
 from tracer.tracked_tensor import become_tracked, plain_alias
@@ -196,7 +197,7 @@ def _fit_layout(tensor: torch.Tensor, buffer: list[torch.Tensor]) -> None:
 
 def _takes(tensor: torch.Tensor, grad: torch.Tensor) -> bool:
     """Whether torch lets ``grad`` be assigned to ``tensor.grad``."""
-    layout = tensor.layout
+    layout = layout_of(tensor)
     return layout is torch.strided or grad.layout is layout
 
 
@@ -228,10 +229,14 @@ def own(buffer: list[torch.Tensor], tensor: torch.Tensor) -> torch.Tensor:
     alone = sys.getrefcount(grad) <= 2 and type(grad) is _PLAIN
     if grad.layout is not torch.strided:
         return grad if alone and _owns_values(grad) else grad.clone()
-    if tensor.layout is not torch.strided:
+    if layout_of(tensor) is not torch.strided:
         return grad if alone and storage_use_count(grad) == 1 else grad.clone()
-    dense = tensor.is_contiguous() or _has_no_overlap(tensor)
-    if alone and (grad.stride() == tensor.stride() if dense else grad.is_contiguous()) and storage_use_count(grad) == 1:
+    dense = _is_contiguous(tensor) or _has_no_overlap(tensor)
+    if (
+        alone
+        and (grad.stride() == stride_of(tensor) if dense else grad.is_contiguous())
+        and storage_use_count(grad) == 1
+    ):
         return grad
     if dense:
         return torch.empty_like(tensor, requires_grad=False).copy_(grad)

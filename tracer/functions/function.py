@@ -20,13 +20,14 @@ from ops_registry.torch_private import (
     custom_function_call,
     set_grad_enabled,
 )
+from tracer.asking import device_of, dtype_of, shape_of
 from tracer.errors import FunctionError, InPlaceError
 from tracer.functions.context import FunctionContext, SavedTensor
 from tracer.functions.dependencies import DependencyTracker
 from tracer.functions.function_node import FunctionNode, title_of
 from tracer.functions.function_vmap import forward_of_batch
 from tracer.graph import enter
-from tracer.node import DTYPE, SHAPE, Node
+from tracer.node import Node
 from tracer.notes.cuts import asked, covering, note_cut
 from tracer.recording.inplace import write_recorded
 from tracer.recording.levels import levels
@@ -46,7 +47,6 @@ class Function(torch.autograd.Function):
     """
 
 
-_DEVICE: Any = TensorBase.device.__get__
 _HAS_HISTORY: Any = TensorBase.requires_grad
 
 
@@ -154,8 +154,8 @@ def _meta(output: Any, constant: set[int]) -> Any:
     """Shape, dtype, device of a result, and whether a gradient comes for it; None for what is no tensor."""
     if not isinstance(output, torch.Tensor):
         return None
-    dtype = DTYPE(output)
-    return SHAPE(output), dtype, _DEVICE(output), dtype in DIFFERENTIABLE and id(output) not in constant
+    dtype = dtype_of(output)
+    return shape_of(output), dtype, device_of(output), dtype in DIFFERENTIABLE and id(output) not in constant
 
 
 def _mark_outputs(

@@ -16,6 +16,7 @@ from ops_registry.torch_private import (
     set_grad_enabled,
     use_count,
 )
+from tracer.asking import dtype_of, is_nested, layout_of, shape_of
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter, keeps_values
 from tracer.node import CallNode, Leaf, Node, RaisingNode
@@ -35,7 +36,7 @@ from tracer.recording.views import (
     write_ban,
     written_unrecorded,
 )
-from tracer.tracked_tensor import Tensor, become_tracked, dtype_of, plain_alias, shape_of
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
 #: Ops that change how a tensor looks at its memory and write nothing into it.
 GEOMETRY = frozenset({"as_strided", "squeeze", "swapaxes", "swapdims", "t", "transpose", "unsqueeze"})
@@ -92,8 +93,8 @@ def _is_alone(target: torch.Tensor, rule: Rule) -> bool:
         and use_count(target) == 1
         and (type(target._node) is not Leaf if type(target) is Tensor else not target.requires_grad)
         and write_ban(target) is None
-        and target.layout is torch.strided
-        and not target.is_nested
+        and layout_of(target) is torch.strided
+        and not is_nested(target)
         and not levels.open
         and not keeps_values()
         and rule.name not in GEOMETRY

@@ -12,6 +12,7 @@ import torch
 from ops_registry.rule import FROM_RESULT, CallPlan
 from ops_registry.sites import Site, find_site
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, storage_key
+from tracer.asking import layout_of, shape_of
 from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node, say_where
 from tracer.node import CallNode, Node, Versions, tensors_in
@@ -19,7 +20,7 @@ from tracer.notes.cuts import noting
 from tracer.recording.levels import levels, physical, physical_versions, translated
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.recording.saved_hooks import Hooks, pack, unpack_nest
-from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, shape_of, tracked_alias
+from tracer.tracked_tensor import Tensor, become_tracked, plain_alias, tracked_alias
 
 _PLAIN = torch.Tensor
 
@@ -175,13 +176,13 @@ _writes: OrderedDict[int, tuple[str, torch.Size, int, Site | None]] = OrderedDic
 
 def note_write(target: torch.Tensor, name: str) -> None:
     """Remember that the op has just written into ``target``, so that ``OverwrittenError`` can name the op that wrote."""
-    if target.layout is not torch.strided:
+    if layout_of(target) is not torch.strided:
         return
     if levels.open:
         target = physical(target)
     storage = storage_key(target)
     site = None if noting.cuts is None else find_site(_in_place(name), 2)
-    _writes[storage] = (name, shape_of(target), 0 if target.is_inference() else target._version, site)
+    _writes[storage] = (name, shape_of(target), version_of(target), site)
     _writes.move_to_end(storage)
     if len(_writes) > 256:
         _writes.popitem(last=False)

@@ -20,9 +20,9 @@ from ops_registry.torch_private import (
     disabled_torch_function,
     is_torch_function_enabled,
 )
+from tracer.asking import dtype_of
 from tracer.errors import UnsupportedError
 from tracer.naming import qualified
-from tracer.node import DTYPE
 from tracer.recording.inplace import is_in_place
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, holds_tracked
@@ -187,7 +187,7 @@ def _plain(nest: Any, aliases: dict[int, torch.Tensor]) -> Any:
 def refuse_lost_history(name: str, results: Sequence[Any], arguments: tuple[Any, ...]) -> None:
     """Raise ``UnsupportedError`` for a new result of a recorded call that is of a class which can carry no history of ours."""
     for result in results:
-        if not isinstance(result, torch.Tensor) or DTYPE(result) not in DIFFERENTIABLE:
+        if not isinstance(result, torch.Tensor) or dtype_of(result) not in DIFFERENTIABLE:
             continue
         kind = type(result)
         if _IS_NESTED(result):

@@ -19,13 +19,14 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from ops_registry.registry import TABLE
 from ops_registry.strided import write_region
 from ops_registry.torch_private import TensorBase
+from tracer.asking import dtype_of, is_conj, is_neg, offset_of, shape_of, stride_of
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node, RaisingNode
 from tracer.recording.levels import level_numbers, levels, physical, shares_memory
 from tracer.recording.saved import save
 from tracer.recording.unseen_views import find_unseen
-from tracer.tracked_tensor import Tensor, become_tracked, dtype_of, shape_of, stride_of
+from tracer.tracked_tensor import Tensor, become_tracked
 
 _READ = TABLE[torch.as_strided].rule
 _WRITE = TABLE[write_region].rule
@@ -158,7 +159,7 @@ def prepare(target: torch.Tensor, name: str) -> None:
             f"recording that is not supported. Use the out-of-place op."
         )
     for view in views:
-        if dtype_of(view) is not dtype_of(base) or view.is_conj() != base.is_conj() or view.is_neg() != base.is_neg():
+        if dtype_of(view) is not dtype_of(base) or is_conj(view) != is_conj(base) or is_neg(view) != is_neg(base):
             raise UnsupportedError(
                 f"{name}_ writes into memory that a live view of shape {tuple(view.shape)} shows as {view.dtype}"
                 f"{' conjugated' if view.is_conj() else ''}: recording that is not supported. Drop the view, or use the out-of-place op."
@@ -180,7 +181,7 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
         old = getattr(base, "_node", None)
         parents = (node,) if old is None else (old, node)
         plan = _WRITE.plan(0b10 if old is None else 0b11)
-        bound: Any = (base, target, tuple(shape_of(target)), stride_of(target), target.storage_offset())
+        bound: Any = (base, target, tuple(shape_of(target)), stride_of(target), offset_of(target))
         if not _is_dense(base):
             bound = _without_gaps(base, target)
         saved = save(plan, bound, base, {})
@@ -191,7 +192,7 @@ def rewrite(target: torch.Tensor, node: Node) -> None:
             continue
         plan = _READ.plan(1)
         shape = shape_of(view)
-        bound = (base, tuple(shape), stride_of(view), view.storage_offset())
+        bound = (base, tuple(shape), stride_of(view), offset_of(view))
         saved = save(plan, bound, view, {})
         rebase(view, enter(CallNode(plan, (base._node,), shape, dtype_of(view), *saved), view))
 
@@ -260,7 +261,7 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
             found.append(steps)
         return [*found, distance]
 
-    offset = view.storage_offset() - base.storage_offset()
+    offset = offset_of(view) - offset_of(base)
     if offset < 0:
         return None
     steps = [digits(s if n != 1 else 0) for s, n in zip(view.stride(), view.shape, strict=True)]
