@@ -28,6 +28,7 @@ Entry = tuple[torch.Tensor, list[torch.Tensor]]
 
 _PLAIN = torch.Tensor
 _GRAD: Any = torch.Tensor.grad
+_get_grad = _GRAD.__get__
 _is_contiguous: Any = torch.Tensor.is_contiguous
 _has_no_overlap: Any = torch.ops.aten.is_non_overlapping_and_dense.default
 _accumulating = threading.Lock()
@@ -100,12 +101,10 @@ def accumulate(entries: Sequence[Entry]) -> None:
             set_grad_enabled(mode)
 
 
-def check_writable(tensors: Iterable[torch.Tensor]) -> None:
+def check_writable(tensors: Sequence[torch.Tensor]) -> None:
     """Raise ``InPlaceError`` for a ``.grad`` whose elements share memory (``expand``): nothing can be added there. Interception is off."""
-    grad_of = _GRAD.__get__
-    grads = [(tensor, grad) for tensor in tensors if (grad := grad_of(tensor)) is not None]
-    for tensor, grad in grads:
-        if grad.layout is not torch.strided or _is_contiguous(grad) or grad.requires_grad:
+    for tensor, grad in zip(tensors, map(_get_grad, tensors), strict=True):
+        if grad is None or grad.layout is not torch.strided or _is_contiguous(grad) or grad.requires_grad:
             continue
         if any(step == 0 and size > 1 for size, step in zip(grad.shape, grad.stride(), strict=True)):
             raise InPlaceError(
