@@ -93,9 +93,8 @@ class StepGraph:
                 if self.strangers or captured.given:
                     offered = captured.offered(tensors, self.strangers)
                 inputs = [offered[i] for i in captured.used]
-                if self.calls == 1 and not isinstance(
-                    self.run, Replay
-                ):  # compilers look for aliases then, and refuse other classes
+                # Compilers look for aliases then, and refuse other classes.
+                if self.calls == 1 and not isinstance(self.run, Replay):
                     inputs = [plain_alias(tensor) for tensor in inputs]
                 if captured.written:
                     refuse_shared_memory(captured, offered, self.names)

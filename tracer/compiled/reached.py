@@ -262,9 +262,8 @@ class Reached:
         code = function.__code__
         self.facts.append((name, ("function", code)))
         if id(code) not in self.seen.codes and (is_closed(function) or is_library(function.__module__)):
-            if "__wrapped__" in vars(
-                function
-            ):  # torch.no_grad, functools.singledispatch around a function of the user's
+            # torch.no_grad, functools.singledispatch around a function of the user's.
+            if "__wrapped__" in vars(function):
                 self._visit(vars(function)["__wrapped__"], name)
             return
         self.guards.function(function)

@@ -113,9 +113,8 @@ class Watch(TorchFunctionMode):
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
                 f"back to it: its gradient would be lost. Make it outside of the step, or track it (tracer.tensor, nn.track)."
             )
-        if (
-            func in _BACKWARD and not bridged
-        ):  # a mode does not see what is called inside of what it sees, and hooks run there
+        # A mode does not see what is called inside of what it sees, and hooks run there.
+        if func in _BACKWARD and not bridged:
             with self:
                 return _BACKWARD[func](*args, **kwargs)
         stranger = next(filter(_is_stranger, tensors_in((args, tuple(kwargs.values())))), None)

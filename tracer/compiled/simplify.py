@@ -96,9 +96,8 @@ def _look_past_writes(select: torch.fx.Node) -> None:
     The gradient of ``states[:, t] = h`` in a loop is for each step a copy of the whole with zeros at ``t``, of which the step before
     reads its own place: without those reads nobody needs the copies.
     """
-    if any(
-        is_view(user) or user.op == "output" for user in select.users
-    ):  # what is computed of it is new memory, and that alone
+    # What is computed of it is new memory, and that alone.
+    if any(is_view(user) or user.op == "output" for user in select.users):
         return
     source: Any
     source, dim, index = select.args
@@ -184,9 +183,8 @@ def give_own_memory(graph: torch.fx.Graph, output: torch.fx.Node, own: Sequence[
 
 
 def _memory(node: Any) -> int:
-    while isinstance(node, torch.fx.Node) and is_view(
-        node
-    ):  # a view may have been made of another copy of what it looks at
+    # A view may have been made of another copy of what it looks at.
+    while isinstance(node, torch.fx.Node) and is_view(node):
         node = node.args[0]
     value = node.meta.get("val") if isinstance(node, torch.fx.Node) else None
     if isinstance(value, torch.Tensor) and value.layout is torch.strided:

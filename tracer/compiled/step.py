@@ -245,9 +245,8 @@ class CompiledStep:
             self._new(leaves, spec, roots, args, kwargs, writes)
         except BaseException as error:
             self._made = [other for other in self._made if other is not graph]
-            if isinstance(error, Exception) and not isinstance(
-                error, CaptureError
-            ):  # what it has taken away is not there twice
+            # What it has taken away is not there twice.
+            if isinstance(error, Exception) and not isinstance(error, CaptureError):
                 raise writes.refusal() from error
             raise
         finally:

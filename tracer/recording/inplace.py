@@ -113,9 +113,9 @@ def _write_alone(
     """Steps 3 to 5 for a target that is alone with its memory: those of ``_write_shared``, with nobody else to think of."""
     rule, position = spelling.rule, spelling.written_argument
     target = bound[position]
-    before = bound
-    if rule.signature.names[position] in plan.saved_names:  # the op overwrites what the rule wants
-        before = (*bound[:position], plain_alias(target).clone(), *bound[position + 1 :])
+    # The op overwrites what the rule may want.
+    wanted = rule.signature.names[position] in plan.saved_names
+    before = _before(spelling, plan, bound, copy=True) if wanted else bound
     if rule.forward is not None:
         result, by_products = rule.forward(*bound)
         saved = save(plan, before, result, by_products)

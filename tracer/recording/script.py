@@ -115,9 +115,8 @@ def _reads_of(method: Any) -> _Reads:
         names = {name for name, value in kinds if value.type().annotation_str not in _NO_TENSORS}
         layout = _layout_of(method.owner, names)
         found = _Reads(layout, bool(writing) or _has_attributes(layout))
-        if not graph.findAllNodes(
-            "prim::CallMethod"
-        ):  # by an interface: another module may stand there at the next call
+        # By an interface: another module may stand there at the next call.
+        if not graph.findAllNodes("prim::CallMethod"):
             _reads[method] = found
     return found
 

@@ -43,24 +43,8 @@ _HANDING_ON = _ADDING | frozenset(
     )
 )  # fmt: skip
 #: Ops that besides these make nothing else of finite numbers.
-_BOUNDED = frozenset(
-    (
-        "abs",
-        "cos",
-        "dropout",
-        "elu",
-        "embedding",
-        "gelu",
-        "leaky_relu",
-        "max_pool2d",
-        "relu",
-        "sigmoid",
-        "silu",
-        "sin",
-        "softplus",
-        "tanh",
-    )
-)
+_BOUNDED = {"abs", "cos", "dropout", "elu", "embedding", "gelu", "leaky_relu", "max_pool2d"}
+_BOUNDED |= {"relu", "sigmoid", "silu", "sin", "softplus", "tanh"}
 #: Ops whose rules keep what they are given and not the result, which is computed again of that: by the number of their arguments.
 _COMPUTED_AGAIN = {
     **dict.fromkeys(

@@ -114,9 +114,8 @@ def fold(recorded: Recorded, *, smallest: int = 2) -> Tree:
         if part.shown_as is part:
             _fold_children(part, recorded, shown_as, smallest)
     for position, other in enumerate(shown_as):
-        while (
-            shown_as[other] != other
-        ):  # the block that stands for it is folded inside: once a level of modules at most
+        # The block that stands for it is folded inside: once a level of modules at most.
+        while shown_as[other] != other:
             other = shown_as[other]
         shown_as[position] = other
     return Tree(root, shown_as, [home.shown_as for home in homes], by_path)

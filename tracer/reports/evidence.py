@@ -191,9 +191,8 @@ class Evidence:
                     last = step.node
                     self._look_at(step)
         except GlassgradError as error:
-            if isinstance(
-                error, NotNotedError
-            ):  # of a call that was released, the values that a graph keeps are not all that was saved
+            # Of a call that was released, the values that a graph keeps are not all that was saved.
+            if isinstance(error, NotNotedError):
                 error = FreedGraphError(str(error))
             self.backward.error = error
             self.error = error.with_traceback(None)
