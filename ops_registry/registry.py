@@ -168,6 +168,7 @@ def backward(
     wrt: str | tuple[str, ...] | None = None,
     cast_to_grad: str | tuple[str, ...] = (),
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None = None,
+    copied: tuple[str, ...] = (),
     constant_results: tuple[int, ...] = (),
     in_place: bool = False,
     replace: bool = False,
@@ -195,6 +196,10 @@ def backward(
 
     ``forward`` takes the op's arguments and returns ``(result, by_products)``; the rule may name any by-product.
 
+    ``copied`` names arguments of which the forward may make copies to compute with. It hands back either nothing or, under the names of all
+    of them, what is to be saved in their place: the same elements, in the argument or in its copy. So an argument that is a part of a
+    large tensor does not keep the whole, and backward need not copy it again.
+
     ``constant_results`` are positions of floating results that do not require grad (the permutation among the results of LU); integer
     ones never do.
 
@@ -218,7 +223,7 @@ def backward(
     def register(function: F) -> F:
         for func in funcs:
             with lock:
-                rule = _rule_to_extend(func, forward, constant_results)
+                rule = _rule_to_extend(func, forward, copied, constant_results)
                 covered = rule.signature.names[0] if wrt is None else wrt
                 groups = _groups(linear, covered, rule)
                 both_ways = tuple([name for group in _groups(symmetric, covered, rule) for name in group])
@@ -248,13 +253,14 @@ def _groups(
 def _rule_to_extend(
     func: Callable[..., Any],
     forward: Callable[..., tuple[Any, dict[str, Any]]] | None,
+    copied: tuple[str, ...],
     constant_results: tuple[int, ...],
 ) -> Rule:
     """The rule that ``func`` has, or a new one without formulas."""
     name = op_name(func)
     rule = RULES.get(name) or Rule(name, signature_of(func))
     if forward is not None:
-        rule = copy_with(rule, forward=forward)
+        rule = copy_with(rule, forward=forward, copied=rule.copied | set(copied))
     if constant_results:
         rule = copy_with(rule, constant_results=constant_results)
     if not rule.signature.names:

@@ -185,6 +185,8 @@ class Rule:
     formulas: tuple[Formula, ...] = ()
     #: Runs the forward in place of the torch function and returns ``(result, {name: by-product})``.
     forward: Callable[..., Any] | None = None
+    #: Arguments of which the forward may hand back the copy that it computed with, under their names: those are saved in their place.
+    copied: frozenset[str] = frozenset()
     #: Set for ops whose results never carry a gradient.
     no_gradient: bool = False
     #: Such an op reads the values, and not only what the tensor is like.
@@ -336,6 +338,10 @@ class Rule:
         )
         return f"({call[0]} if {value} is None else _{name}({value}))" if optional else f"_{name}({value})"
 
+    def _given(self, name: str) -> str:
+        """Python text that fetches an argument from ``bound``."""
+        return f"bound[{self.signature.names.index(name)}]"
+
     def expression(self, name: str) -> str:
         """Python text that fetches the value of parameter ``name`` from ``bound``, ``result`` and ``extra``.
 
@@ -345,18 +351,18 @@ class Rule:
         if name == SITE:
             return "_site()"
         if name in names:
-            return f"bound[{names.index(name)}]"
+            return f"(extra[{name!r}] if extra else {self._given(name)})" if name in self.copied else self._given(name)
         if name in outputs:  # before the whole result: linalg.solve_ex calls one of its outputs so
             return f"result[{outputs.index(name)}]"
         if name == "result":
             return "result"
         base, _, suffix = name.rpartition("_")
         if suffix == KIND and base in names:
-            return f"_kind({self.expression(base)})"
+            return f"_kind({self._given(base)})"
         if suffix == FROZEN and base in names:
-            return f"_frozen({self.expression(base)})"
+            return f"_frozen({self._given(base)})"
         if suffix in META and (base in names or base == "result" or base in outputs):
-            return f"_meta({self.expression(base)}, {suffix!r})"
+            return f"_meta({self._given(base) if base in names else self.expression(base)}, {suffix!r})"
         if self.forward is not None or (self.composed is not None and name == BODY):
             return f"extra[{name!r}]"
         raise RuleError(

@@ -11,6 +11,13 @@ from ops_registry.declare import passes_through
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj, scaled
 from ops_registry.shared.precision import HALF
+from ops_registry.torch_private import TensorBase
+
+matmul = torch.matmul
+#: Asked past interception, which is off in a forward: our properties would turn it off once more.
+dim_of, size_of, stride_of, is_contiguous = TensorBase.dim, TensorBase.size, TensorBase.stride, TensorBase.is_contiguous
+layout_of, is_nested = TensorBase.layout.__get__, TensorBase.is_nested.__get__
+NOTHING: dict[str, torch.Tensor] = {}
 
 #: The C function behind ``torch.tensordot``.
 tensordot = torch._C._VariableFunctions.tensordot
@@ -45,7 +52,38 @@ def summed_product(left, right, shape):
     return (wide @ tall).reshape(shape)
 
 
-@backward(torch.matmul, wrt="input", cast_to_grad="other", linear=True)
+def as_batch(tensor):
+    """``tensor``, or its copy where ``torch.matmul`` makes one: the axes of its batch are no one axis of the memory."""
+    if dim_of(tensor) < 4 or layout_of(tensor) is not torch.strided or is_nested(tensor) or is_contiguous(tensor):
+        return tensor
+    stride = stride_of(tensor)
+    if 0 in stride:
+        return tensor  # what is broadcast is smaller than its copy
+    outer = None
+    for length, step in zip(size_of(tensor)[-3::-1], stride[-3::-1], strict=True):
+        if length != 1:
+            if outer not in (None, step):
+                return tensor.contiguous()
+            outer = length * step
+    return tensor
+
+
+def forward_matmul(input, other):
+    """The copies that the product makes are saved, as in torch, and not the arguments: what those are parts of can go."""
+    if dim_of(other) < 3:
+        return matmul(input, other), NOTHING
+    input, other = as_batch(input), as_batch(other)
+    return matmul(input, other), {"input": input, "other": other}
+
+
+@backward(
+    torch.matmul,
+    wrt="input",
+    cast_to_grad="other",
+    forward=forward_matmul,
+    copied=("input", "other"),
+    linear=True,
+)
 def matmul_input(grad, input_shape, other):
     if other.ndim == 1:  # y = A v
         return grad.unsqueeze(-1) * conj(other)

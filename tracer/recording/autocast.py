@@ -24,6 +24,7 @@ _NOT_IN_SINGLE = frozenset(
         "gru_cell",
         "linalg_multi_dot",
         "lstm_cell",
+        "matmul",
         "rnn_relu_cell",
         "rnn_tanh_cell",
         "scaled_dot_product_attention",

@@ -251,6 +251,77 @@ def test_product_with_a_constant_keeps_the_constant_alone(op: Callable[..., Any]
     assert kept.data_ptr() == weight.data_ptr()
 
 
+def heads(qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Queries, keys and values of each head: parts of one tensor, whose batch axes are no one axis of its memory."""
+    return qkv.unflatten(-1, (3, 2, 4)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
+#: Both sides of a product, made of one tensor of shape (2, 5, 24): parts of it whose batch axes are one axis of the memory, and not.
+SIDES: dict[str, Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]] = {
+    "heads": lambda x: (heads(x)[0], heads(x)[1].mT),
+    "heads of one sample": lambda x: (heads(x)[0][:1], heads(x)[1][:1].mT),
+    "one head": lambda x: (heads(x)[0][:, :1], heads(x)[1][:, :1].mT),
+    "contiguous": lambda x: (x.view(2, 5, 4, 6), x.view(2, 5, 6, 4)),
+    "transposed": lambda x: (x.view(2, 5, 4, 6).mT, x.view(2, 5, 4, 6)),
+    "rows cut off": lambda x: (x.view(2, 5, 4, 6)[:, :, 1:], x.view(2, 5, 4, 6)[:, :, 1:].mT),
+    "batches cut off": lambda x: (x.view(2, 5, 4, 6)[:, 1:], x.view(2, 5, 6, 4)[:, 1:]),
+    "three axes": lambda x: (x[:, 1:], x[:, 1:].mT),
+    "five axes": lambda x: (x.view(2, 5, 2, 4, 3).transpose(1, 2), x.view(2, 5, 2, 3, 4).transpose(1, 2)),
+}  # fmt: skip
+
+
+def outcome(sides: Callable[..., tuple[torch.Tensor, torch.Tensor]], x: torch.Tensor, written: int | None) -> Any:
+    """The gradient of a product of parts of two tensors; None where one of them was ``written`` into and its part was kept itself."""
+    wholes = x * 1, x * 2
+    loss = (sides(wholes[0])[0] @ sides(wholes[1])[1]).sin().sum()
+    if written is not None:
+        wholes[written].zero_()
+    try:
+        loss.backward()
+    except RuntimeError:
+        return None
+    return plain(x.grad)
+
+
+@pytest.mark.parametrize("written", [None, 0, 1], ids=["", "left written", "right written"])
+@pytest.mark.parametrize("sides", SIDES.values(), ids=SIDES)
+def test_a_side_that_the_product_copies_can_be_written_into_as_in_torch(
+    sides: Callable[..., Any], written: int | None, device: torch.device
+) -> None:
+    x = torch.linspace(-1, 1, 240, dtype=torch.float64, device=device).view(2, 5, 24)
+    native = outcome(sides, x.clone().requires_grad_(), written)
+    ours = outcome(sides, tracer.track(x.clone(), True), written)
+    assert (native is None) == (ours is None)
+    assert native is None or torch.equal(ours, native)
+
+
+def test_left_side_is_copied_where_the_right_one_is_broadcast(device: torch.device) -> None:
+    qkv = tracer.track(torch.rand(2, 5, 24, device=device), True) * 1
+    queries = heads(qkv)[0]
+    product = queries @ torch.rand(2, 4, 6, device=device)
+    product = product + queries @ tracer.track(torch.rand(2, 4, 6, device=device), True)
+    qkv.zero_()
+    product.sum().backward()
+
+
+def test_product_of_heads_does_not_keep_what_they_are_parts_of(device: torch.device) -> None:
+    qkv = tracer.track(torch.rand(2, 5, 24, device=device), True) * 1
+    query, key, _ = heads(qkv)
+    storages = {t.untyped_storage().data_ptr() for t in (query * 2 @ key.mT)._node.saved if isinstance(t, torch.Tensor)}
+    assert len(storages) == 2
+    assert qkv.untyped_storage().data_ptr() not in storages
+
+
+def test_product_of_copied_heads_is_differentiated_twice(device: torch.device) -> None:
+    def product(qkv: torch.Tensor) -> torch.Tensor:
+        query, key, value = heads(qkv)
+        return (query @ key.mT).tanh() @ value
+
+    x = tracer.track(torch.rand(2, 3, 24, dtype=torch.float64, device=device), True)
+    assert tracer.gradcheck(product, (x,))
+    assert tracer.gradgradcheck(product, (x,))
+
+
 def test_weight_gradient_of_a_batch_makes_no_product_per_batch(device: torch.device) -> None:
     x = tracer.track(torch.ones(7, 2, 3, device=device), False)
     weight = tracer.track(torch.ones(3, 5, device=device), True)
