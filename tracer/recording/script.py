@@ -49,8 +49,9 @@ class Held(NamedTuple):
 
 
 _MAY_HOLD_TENSORS = (torch.Tensor, list, tuple, dict, type(None))
-#: Types of attributes that are read at most calls and hold none.
-_NO_TENSORS = frozenset({"bool", "float", "int", "str", "List[bool]", "List[float]", "List[int]", "List[str]"})
+#: Types of attributes that hold none, however nested; and those that hold another only once it is set.
+_NO_TENSORS = re.compile(r"(\b(bool|float|int|str|List|Tuple|Optional)\b|[\[\], ])+")
+_ONE_TENSOR = frozenset({"Tensor", "Optional[Tensor]"})
 
 
 def state_of(module: Any) -> Iterator[Held]:
@@ -93,11 +94,12 @@ class _Layout(NamedTuple):
 
 
 class _Reads(NamedTuple):
-    """What a call of a compiled method may read and write."""
+    """Where a compiled method may read tensors, and write into them."""
 
-    layout: _Layout
-    #: Whether it may leave other tensors behind than it has found, and not only write into those.
-    writes: bool
+    #: Where it leaves the tensors that it finds.
+    kept: _Layout
+    #: Where it may leave others.
+    changed: _Layout
 
 
 #: What ``_reads_of`` has found.
@@ -109,33 +111,38 @@ def _reads_of(method: Any) -> _Reads:
     found = _reads.get(method)
     if found is None:
         graph = method.inlined_graph  # held: its nodes do not hold it
-        writing = graph.findAllNodes("prim::SetAttr")
-        kinds = [(node.s("name"), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
-        kinds += [(node.s("name"), node.inputsAt(1)) for node in writing]
-        names = {name for name, value in kinds if value.type().annotation_str not in _NO_TENSORS}
-        layout = _layout_of(method.owner, names)
-        found = _Reads(layout, bool(writing) or _has_attributes(layout))
-        # By an interface: another module may stand there at the next call.
-        if not graph.findAllNodes("prim::CallMethod"):
+        setting = [(node.s("name"), node.inputsAt(1)) for node in graph.findAllNodes("prim::SetAttr")]
+        getting = [(node.s("name"), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
+        kinds = {(name, value.type().annotation_str) for name, value in (*setting, *getting)}
+        names = {name for name, kind in kinds if not _NO_TENSORS.fullmatch(kind)}
+        changed = {name for name, _ in setting} | {name for name, kind in kinds if kind not in _ONE_TENSOR}
+        # By an interface: what it sets is not seen here, and another module may stand there at the next call.
+        hidden = bool(graph.findAllNodes("prim::CallMethod"))
+        found = _Reads(
+            _layout_of(method.owner, names, lambda name: not hidden and name not in changed),
+            _layout_of(method.owner, names, lambda name: hidden or name in changed),
+        )
+        if not hidden:
             _reads[method] = found
     return found
 
 
-def _layout_of(module: Any, names: set[str]) -> _Layout:
-    registered = tuple(name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items())
+def _layout_of(module: Any, names: set[str], wanted: Callable[[str], bool]) -> _Layout:
+    """Where ``module`` holds parameters and buffers, and attributes of these ``names``, as far as ``wanted``."""
+    registered = [name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()]
     submodules = dict(ModuleDict(module).items())
-    attributes = tuple(
+    attributes = [
         name
         for name in names - {*registered, *submodules}
         if module.hasattr(name)
         and (isinstance(value := module.getattr(name), _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"))
+    ]
+    inner = [(name, _layout_of(submodule, names, wanted)) for name, submodule in submodules.items()]
+    return _Layout(
+        tuple(filter(wanted, registered)),
+        tuple(filter(wanted, attributes)),
+        tuple([(name, layout) for name, layout in inner if any(layout)]),
     )
-    inner = ((name, _layout_of(submodule, names)) for name, submodule in submodules.items())
-    return _Layout(registered, attributes, tuple((name, layout) for name, layout in inner if any(layout)))
-
-
-def _has_attributes(layout: _Layout) -> bool:
-    return bool(layout.attributes) or any(_has_attributes(inner) for _, inner in layout.submodules)
 
 
 #: What ``ops_in`` has found.
@@ -170,8 +177,10 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, *args, **kwargs)
         module = getattr(self, "owner", None)  # a function has none
         reads = None if module is None else _reads_of(self)
-        found = [] if reads is None else list(reads.layout.state_of(module))
-        held = [h.tensor for h in found]
+        kept = [] if reads is None else list(reads.kept.state_of(module))
+        held = [h.tensor for h in kept]
+        if reads is not None:
+            held += [h.tensor for h in reads.changed.state_of(module)]
         given = list(args)
         if kwargs or not all(isinstance(v, torch.Tensor) for v in args):
             given = tree_flatten((args, kwargs))[0]
@@ -198,7 +207,7 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
 
         def new_state() -> list[torch.Tensor]:
             if reads is not None:
-                left = reads.layout.state_of(module) if reads.writes else found
+                left = (*kept, *reads.changed.state_of(module))
                 written.extend(h for h in left if _has_new_history(h.tensor, before))
                 _check_places(self.name, written)
             return [h.tensor for h in written]
