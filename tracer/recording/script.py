@@ -93,6 +93,10 @@ class _Layout(NamedTuple):
             yield from layout.state_of(module.getattr(name))
 
 
+#: The type of a module or an object, and the name of what it holds.
+_Place = tuple[str, str]
+
+
 class _Reads(NamedTuple):
     """Where a compiled method may read tensors, and write into them."""
 
@@ -111,36 +115,44 @@ def _reads_of(method: Any) -> _Reads:
     found = _reads.get(method)
     if found is None:
         graph = method.inlined_graph  # held: its nodes do not hold it
-        setting = [(node.s("name"), node.inputsAt(1)) for node in graph.findAllNodes("prim::SetAttr")]
-        getting = [(node.s("name"), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
-        kinds = {(name, value.type().annotation_str) for name, value in (*setting, *getting)}
-        names = {name for name, kind in kinds if not _NO_TENSORS.fullmatch(kind)}
-        changed = {name for name, _ in setting} | {name for name, kind in kinds if kind not in _ONE_TENSOR}
-        # By an interface: what it sets is not seen here, and another module may stand there at the next call.
-        hidden = bool(graph.findAllNodes("prim::CallMethod"))
+        setting = [(_place(node), node.inputsAt(1)) for node in graph.findAllNodes("prim::SetAttr")]
+        getting = [(_place(node), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
+        kinds = {(place, value.type().annotation_str) for place, value in (*setting, *getting)}
+        places = {place for place, kind in kinds if not _NO_TENSORS.fullmatch(kind)}
+        changed = {place for place, _ in setting} | {place for place, kind in kinds if kind not in _ONE_TENSOR}
+        # By an interface: another module may stand there at the next call. What that sets is not seen here, nor what a fork sets.
+        by_interface = bool(graph.findAllNodes("prim::CallMethod"))
+        hidden = by_interface or bool(graph.findAllNodes("prim::fork"))
         found = _Reads(
-            _layout_of(method.owner, names, lambda name: not hidden and name not in changed),
-            _layout_of(method.owner, names, lambda name: hidden or name in changed),
+            _layout_of(method.owner, places, lambda place: not hidden and place not in changed),
+            _layout_of(method.owner, places, lambda place: hidden or place in changed),
         )
-        if not hidden:
+        if not by_interface:
             _reads[method] = found
     return found
 
 
-def _layout_of(module: Any, names: set[str], wanted: Callable[[str], bool]) -> _Layout:
-    """Where ``module`` holds parameters and buffers, and attributes of these ``names``, as far as ``wanted``."""
-    registered = [name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items()]
+def _place(node: Any) -> _Place:
+    """What a node of a compiled graph gets or sets."""
+    return node.inputsAt(0).type().annotation_str, node.s("name")
+
+
+def _layout_of(module: Any, places: set[_Place], wanted: Callable[[_Place], bool]) -> _Layout:
+    """Where ``module`` holds parameters and buffers, and attributes that are among ``places``, as far as ``wanted``."""
+    kind = module.qualified_name
+    registered = [name for state in (ParameterDict, BufferDict) for name, _ in state(module).items()]
     submodules = dict(ModuleDict(module).items())
     attributes = [
         name
-        for name in names - {*registered, *submodules}
-        if module.hasattr(name)
+        for owner, name in places
+        if owner == kind
+        and not (name in registered or name in submodules)
         and (isinstance(value := module.getattr(name), _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"))
     ]
-    inner = [(name, _layout_of(submodule, names, wanted)) for name, submodule in submodules.items()]
+    inner = [(name, _layout_of(submodule, places, wanted)) for name, submodule in submodules.items()]
     return _Layout(
-        tuple(filter(wanted, registered)),
-        tuple(filter(wanted, attributes)),
+        tuple([name for name in registered if wanted((kind, name))]),
+        tuple([name for name in attributes if wanted((kind, name))]),
         tuple([(name, layout) for name, layout in inner if any(layout)]),
     )
 
