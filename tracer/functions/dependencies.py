@@ -15,12 +15,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ops_registry import registry
+from ops_registry.binding import Kind
 from ops_registry.formula import Formula
 from ops_registry.rule import LISTS
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.asking import quiet
 from tracer.recording.call import looked_into
-from tracer.recording.inplace import is_in_place
+from tracer.recording.inplace import is_in_place, note_unrecorded_write
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor
 
@@ -67,12 +68,15 @@ class DependencyTracker(TorchFunctionMode):
         dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
         if types == _OURS and not torch.is_grad_enabled():
             spelling = registry.TABLE.get(func)
-            if spelling is not None and spelling.fast and not looked_into():
+            writes = spelling is not None and spelling.kind is Kind.IN_PLACE and spelling.choose is None
+            if spelling is not None and (spelling.fast or writes) and not looked_into():
                 # A call of which nothing is recorded, without the way through interception: what comes of it is plain.
                 with DisableTorchFunctionSubclass():
                     result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
+                    if writes:
+                        note_unrecorded_write(spelling.rule, args[0])
                 if dependent and not _is_constant(func):
-                    self._mark(result)
+                    self._mark(args[0] if writes else result)
                 return result
         if dependent and self._refuse is not None and torch.is_grad_enabled() and _makes_a_value(func):
             args, kwargs = self._refused(args), self._refused(kwargs or {})

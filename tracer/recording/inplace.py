@@ -59,10 +59,10 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
     """Run an in-place call and record it under the rule of the out-of-place op, by the steps of ``call.record``."""
     with DisableTorchFunctionSubclass():
         rule = spelling.rule
-        if args and type(args[0]) is Tensor and not asked.graphs and not torch.is_grad_enabled():
+        if args and isinstance(args[0], torch.Tensor) and not asked.graphs and not torch.is_grad_enabled():
             # An optimiser's step: nothing to record, so nothing to bind.
             result = func(*args, **kwargs)
-            _note_unrecorded_write(rule, args[0])
+            note_unrecorded_write(rule, args[0])
             return result
         # 1 bind
         bound = spelling.bind(args, kwargs)
@@ -75,7 +75,7 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
             if asked.graphs:
                 note_unrecorded(rule.name, [value for value in bound if value is not target])
             result = func(*args, **kwargs)
-            _note_unrecorded_write(rule, target)
+            note_unrecorded_write(rule, target)
             return result
         plan = rule.plan(mask)
         if not has_native and _is_alone(target, rule):
@@ -172,7 +172,7 @@ def _write_shared(
         _note_written_arguments(target)
 
 
-def _note_unrecorded_write(rule: Rule, target: torch.Tensor) -> None:
+def note_unrecorded_write(rule: Rule, target: torch.Tensor) -> None:
     """``target`` has just been written into by a call that leaves no node."""
     if rule.name not in GEOMETRY:
         written_unrecorded(target)
