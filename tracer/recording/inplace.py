@@ -69,7 +69,7 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
         target = bound[spelling.written_argument]
         # 2 inputs
         mask, parents, has_native = 0, (), False
-        if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
+        if torch.is_grad_enabled() and dtype_of(target) in DIFFERENTIABLE:
             mask, parents, has_native = find_parents(rule, bound)
         if not mask:
             if asked.graphs:
@@ -254,9 +254,9 @@ def _check_memory(target: torch.Tensor, name: str) -> None:
             f"no longer has. Write under torch.no_grad(), or into a copy."
         )
     stored = target if base is None else base
-    if stored.is_nested or target.is_nested:
+    if is_nested(stored) or is_nested(target):
         refuse_nested(name)
-    if stored.layout is not torch.strided:
+    if layout_of(stored) is not torch.strided:
         raise UnsupportedError(
             f"{name} writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "
             f"is not supported. Use the out-of-place op."

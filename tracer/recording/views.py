@@ -170,8 +170,9 @@ def prepare(target: torch.Tensor, name: str) -> None:
             f"{name}_ writes into a view of shape {tuple(target.shape)} and strides {target.stride()} whose elements may share memory: "
             f"recording that is not supported. Use the out-of-place op."
         )
+    dtype, conj, neg = dtype_of(base), is_conj(base), is_neg(base)
     for view in views:
-        if dtype_of(view) is not dtype_of(base) or is_conj(view) != is_conj(base) or is_neg(view) != is_neg(base):
+        if dtype_of(view) is not dtype or is_conj(view) != conj or is_neg(view) != neg:
             raise UnsupportedError(
                 f"{name}_ writes into memory that a live view of shape {tuple(view.shape)} shows as {view.dtype}"
                 f"{' conjugated' if view.is_conj() else ''}: recording that is not supported. Drop the view, or use the out-of-place op."
@@ -294,7 +295,7 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
 def _may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
     shape = shape_of(tensor)
-    if 0 in shape:
+    if 0 in shape or TensorBase.is_contiguous(tensor):
         return False
     reach = 0
     for stride, size in sorted(zip(stride_of(tensor), shape, strict=True)):
