@@ -30,6 +30,9 @@ _BOOKKEEPING = frozenset(
     {"detach", "detach_", "requires_grad_", "__get__", "__set__", "backward", "grad", "register_hook"}
 )
 
+#: Calls that run as they came where no gradient is wanted.
+_RUN_AS_THEY_ARE = {Kind.RULE, Kind.IN_PLACE, Kind.DECOMPOSITION, Kind.NO_GRADIENT}
+
 _OURS = (Tensor,)
 
 
@@ -68,15 +71,14 @@ class DependencyTracker(TorchFunctionMode):
         dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
         if types == _OURS and not torch.is_grad_enabled():
             spelling = registry.TABLE.get(func)
-            writes = spelling is not None and spelling.kind is Kind.IN_PLACE and spelling.choose is None
-            if spelling is not None and (spelling.fast or writes) and not looked_into():
+            if spelling is not None and spelling.kind in _RUN_AS_THEY_ARE and not looked_into():
                 # A call of which nothing is recorded, without the way through interception: what comes of it is plain.
                 with DisableTorchFunctionSubclass():
                     result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
-                    if writes:
+                    if spelling.kind is Kind.IN_PLACE:
                         note_unrecorded_write(spelling.rule, args[0])
                 if dependent and not _is_constant(func):
-                    self._mark(args[0] if writes else result)
+                    self._mark(args[0] if spelling.inplace else result)
                 return result
         if dependent and self._refuse is not None and torch.is_grad_enabled() and _makes_a_value(func):
             args, kwargs = self._refused(args), self._refused(kwargs or {})
