@@ -6,7 +6,9 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
+
+_is_complex = TensorBase.is_complex
 
 
 def conj(value: Any) -> Any:
@@ -15,7 +17,7 @@ def conj(value: Any) -> Any:
         return value.conj() if value.is_complex() else value
     if isinstance(value, torch.Tensor):
         with DisableTorchFunctionSubclass():  # to have the question intercepted would cost as much as an op
-            is_complex = value.is_complex()
+            is_complex = _is_complex(value)
         return value.conj() if is_complex else value
     return value.conjugate() if isinstance(value, complex) else value
 

@@ -15,12 +15,13 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ops_registry import registry
+from ops_registry.binding import Kind
 from ops_registry.formula import Formula
 from ops_registry.rule import LISTS
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.asking import quiet
 from tracer.recording.call import looked_into
-from tracer.recording.inplace import is_in_place
+from tracer.recording.inplace import is_in_place, note_unrecorded_write
 from tracer.recording.parents import DIFFERENTIABLE
 from tracer.tracked_tensor import Tensor
 
@@ -28,6 +29,9 @@ from tracer.tracked_tensor import Tensor
 _BOOKKEEPING = frozenset(
     {"detach", "detach_", "requires_grad_", "__get__", "__set__", "backward", "grad", "register_hook"}
 )
+
+#: Calls that run as they came where no gradient is wanted.
+_RUN_AS_THEY_ARE = {Kind.RULE, Kind.IN_PLACE, Kind.DECOMPOSITION, Kind.NO_GRADIENT}
 
 _OURS = (Tensor,)
 
@@ -67,12 +71,14 @@ class DependencyTracker(TorchFunctionMode):
         dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
         if types == _OURS and not torch.is_grad_enabled():
             spelling = registry.TABLE.get(func)
-            if spelling is not None and spelling.fast and not looked_into():
+            if spelling is not None and spelling.kind in _RUN_AS_THEY_ARE and not looked_into():
                 # A call of which nothing is recorded, without the way through interception: what comes of it is plain.
                 with DisableTorchFunctionSubclass():
                     result = spelling.function(*args, **kwargs) if kwargs else spelling.function(*args)
+                    if spelling.kind is Kind.IN_PLACE:
+                        note_unrecorded_write(spelling.rule, args[0])
                 if dependent and not _is_constant(func):
-                    self._mark(result)
+                    self._mark(args[0] if spelling.inplace else result)
                 return result
         if dependent and self._refuse is not None and torch.is_grad_enabled() and _makes_a_value(func):
             args, kwargs = self._refused(args), self._refused(kwargs or {})

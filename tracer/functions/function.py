@@ -197,7 +197,7 @@ def _mark_outputs(
 
 
 def _view_of(tensor: torch.Tensor) -> Any:
-    with torch.no_grad():
+    with _GradOff():
         return TensorBase.view_as(tensor, tensor)
 
 

@@ -184,30 +184,35 @@ def refuse_out(name: str, kwargs: dict[str, Any]) -> None:
 
 def decompose(spelling: Spelling, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A call of an op that is defined by other ops: run those, where a gradient is wanted."""
-    if spelling.rule.as_one is not None and torch.is_grad_enabled() and not looked_into():
-        result = _record_as_one(spelling, spelling.rule.as_one, args, kwargs)
-        if result is not NotImplemented:
-            return result
-    if torch.is_grad_enabled() and (wants_gradient(args) or (kwargs and wants_gradient(kwargs))):
-        refuse_out(spelling.rule.name, kwargs)
-        cast = autocast_to_single(decompose, spelling, func, args, kwargs)
-        if cast is not NotImplemented:
-            return cast
-        assert spelling.rule.decomposition is not None
-        bound = spelling.bind(args, kwargs)
-        if not spelling.inplace:
-            return spelling.rule.decomposition(*bound)
-        if not isinstance(bound[0], list | tuple):
-            return bound[0].copy_(spelling.rule.decomposition(*bound))
-        for target in bound[0]:  # before the first of them is written: a call that raises leaves all as they were
-            check_write(target, spelling.rule.name.rstrip("_"))
-        spelling.rule.decomposition(*bound)
-        return None if isinstance(func, _OVERLOADS) else bound[0]
+    rule = spelling.rule
+    if torch.is_grad_enabled():
+        if rule.as_one is not None and not looked_into():
+            result = _record_as_one(spelling, rule.as_one, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        if wants_gradient(args) or (kwargs and wants_gradient(kwargs)):
+            refuse_out(rule.name, kwargs)
+            cast = autocast_to_single(decompose, spelling, func, args, kwargs)
+            return _run_parts(spelling, func, spelling.bind(args, kwargs)) if cast is NotImplemented else cast
     with DisableTorchFunctionSubclass():
         result = func(*args, **kwargs)
         if asked.graphs:
-            note_unrecorded(spelling.rule.name, (args[1:] if spelling.inplace else args, kwargs))
+            note_unrecorded(rule.name, (args[1:] if spelling.inplace else args, kwargs))
         return result if spelling.inplace else mark_constant(result, args, kwargs)
+
+
+def _run_parts(spelling: Spelling, func: Callable[..., Any], bound: tuple[Any, ...]) -> Any:
+    """Run the ops that define another."""
+    decomposition = spelling.rule.decomposition
+    assert decomposition is not None
+    if not spelling.inplace:
+        return decomposition(*bound)
+    if not isinstance(bound[0], list | tuple):
+        return bound[0].copy_(decomposition(*bound))
+    for target in bound[0]:  # before the first of them is written: a call that raises leaves all as they were
+        check_write(target, spelling.rule.name.rstrip("_"))
+    decomposition(*bound)
+    return None if isinstance(func, _OVERLOADS) else bound[0]
 
 
 def looked_into() -> bool:

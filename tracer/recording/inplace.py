@@ -59,23 +59,23 @@ def record_in_place(spelling: Spelling, func: Callable[..., Any], args: tuple[An
     """Run an in-place call and record it under the rule of the out-of-place op, by the steps of ``call.record``."""
     with DisableTorchFunctionSubclass():
         rule = spelling.rule
-        if args and type(args[0]) is Tensor and not asked.graphs and not torch.is_grad_enabled():
+        if args and isinstance(args[0], torch.Tensor) and not asked.graphs and not torch.is_grad_enabled():
             # An optimiser's step: nothing to record, so nothing to bind.
             result = func(*args, **kwargs)
-            _note_unrecorded_write(rule, args[0])
+            note_unrecorded_write(rule, args[0])
             return result
         # 1 bind
         bound = spelling.bind(args, kwargs)
         target = bound[spelling.written_argument]
         # 2 inputs
         mask, parents, has_native = 0, (), False
-        if torch.is_grad_enabled() and target.dtype in DIFFERENTIABLE:
+        if torch.is_grad_enabled() and dtype_of(target) in DIFFERENTIABLE:
             mask, parents, has_native = find_parents(rule, bound)
         if not mask:
             if asked.graphs:
                 note_unrecorded(rule.name, [value for value in bound if value is not target])
             result = func(*args, **kwargs)
-            _note_unrecorded_write(rule, target)
+            note_unrecorded_write(rule, target)
             return result
         plan = rule.plan(mask)
         if not has_native and _is_alone(target, rule):
@@ -172,7 +172,7 @@ def _write_shared(
         _note_written_arguments(target)
 
 
-def _note_unrecorded_write(rule: Rule, target: torch.Tensor) -> None:
+def note_unrecorded_write(rule: Rule, target: torch.Tensor) -> None:
     """``target`` has just been written into by a call that leaves no node."""
     if rule.name not in GEOMETRY:
         written_unrecorded(target)
@@ -254,9 +254,9 @@ def _check_memory(target: torch.Tensor, name: str) -> None:
             f"no longer has. Write under torch.no_grad(), or into a copy."
         )
     stored = target if base is None else base
-    if stored.is_nested or target.is_nested:
+    if is_nested(stored) or is_nested(target):
         refuse_nested(name)
-    if stored.layout is not torch.strided:
+    if layout_of(stored) is not torch.strided:
         raise UnsupportedError(
             f"{name} writes into a tensor of layout {stored.layout} and shape {tuple(stored.shape)}, or into its values: recording that "
             f"is not supported. Use the out-of-place op."

@@ -90,7 +90,14 @@ def wants_gradient(nest: Any) -> bool:
         nest = nest.values()
     elif not isinstance(nest, LISTS):
         return False
-    return any(type(value) not in _NEVER_WANTING and wants_gradient(value) for value in nest)
+    for value in nest:  # any() would take longer
+        kind = type(value)
+        if kind is Tensor:
+            if value._node is not None:
+                return True
+        elif kind not in _NEVER_WANTING and wants_gradient(value):
+            return True
+    return False
 
 
 def node_of(tensor: torch.Tensor) -> Node:

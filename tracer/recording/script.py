@@ -49,8 +49,9 @@ class Held(NamedTuple):
 
 
 _MAY_HOLD_TENSORS = (torch.Tensor, list, tuple, dict, type(None))
-#: Types of attributes that are read at most calls and hold none.
-_NO_TENSORS = frozenset({"bool", "float", "int", "str", "List[bool]", "List[float]", "List[int]", "List[str]"})
+#: Types of attributes that hold none, however nested; and those that hold another only once it is set.
+_NO_TENSORS = re.compile(r"(\b(bool|float|int|str|List|Tuple|Optional)\b|[\[\], ])+")
+_ONE_TENSOR = frozenset({"Tensor", "Optional[Tensor]"})
 
 
 def state_of(module: Any) -> Iterator[Held]:
@@ -92,12 +93,17 @@ class _Layout(NamedTuple):
             yield from layout.state_of(module.getattr(name))
 
 
-class _Reads(NamedTuple):
-    """What a call of a compiled method may read and write."""
+#: The type of a module or an object, and the name of what it holds.
+_Place = tuple[str, str]
 
-    layout: _Layout
-    #: Whether it may leave other tensors behind than it has found, and not only write into those.
-    writes: bool
+
+class _Reads(NamedTuple):
+    """Where a compiled method may read tensors, and write into them."""
+
+    #: Where it leaves the tensors that it finds.
+    kept: _Layout
+    #: Where it may leave others.
+    changed: _Layout
 
 
 #: What ``_reads_of`` has found.
@@ -109,33 +115,46 @@ def _reads_of(method: Any) -> _Reads:
     found = _reads.get(method)
     if found is None:
         graph = method.inlined_graph  # held: its nodes do not hold it
-        writing = graph.findAllNodes("prim::SetAttr")
-        kinds = [(node.s("name"), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
-        kinds += [(node.s("name"), node.inputsAt(1)) for node in writing]
-        names = {name for name, value in kinds if value.type().annotation_str not in _NO_TENSORS}
-        layout = _layout_of(method.owner, names)
-        found = _Reads(layout, bool(writing) or _has_attributes(layout))
-        # By an interface: another module may stand there at the next call.
-        if not graph.findAllNodes("prim::CallMethod"):
+        setting = [(_place(node), node.inputsAt(1)) for node in graph.findAllNodes("prim::SetAttr")]
+        getting = [(_place(node), node.output()) for node in graph.findAllNodes("prim::GetAttr")]
+        kinds = {(place, value.type().annotation_str) for place, value in (*setting, *getting)}
+        places = {place for place, kind in kinds if not _NO_TENSORS.fullmatch(kind)}
+        changed = {place for place, _ in setting} | {place for place, kind in kinds if kind not in _ONE_TENSOR}
+        # By an interface: another module may stand there at the next call. What that sets is not seen here, nor what a fork sets.
+        by_interface = bool(graph.findAllNodes("prim::CallMethod"))
+        hidden = by_interface or bool(graph.findAllNodes("prim::fork"))
+        found = _Reads(
+            _layout_of(method.owner, places, lambda place: not hidden and place not in changed),
+            _layout_of(method.owner, places, lambda place: hidden or place in changed),
+        )
+        if not by_interface:
             _reads[method] = found
     return found
 
 
-def _layout_of(module: Any, names: set[str]) -> _Layout:
-    registered = tuple(name for kind in (ParameterDict, BufferDict) for name, _ in kind(module).items())
+def _place(node: Any) -> _Place:
+    """What a node of a compiled graph gets or sets."""
+    return node.inputsAt(0).type().annotation_str, node.s("name")
+
+
+def _layout_of(module: Any, places: set[_Place], wanted: Callable[[_Place], bool]) -> _Layout:
+    """Where ``module`` holds parameters and buffers, and attributes that are among ``places``, as far as ``wanted``."""
+    kind = module.qualified_name
+    registered = [name for state in (ParameterDict, BufferDict) for name, _ in state(module).items()]
     submodules = dict(ModuleDict(module).items())
-    attributes = tuple(
+    attributes = [
         name
-        for name in names - {*registered, *submodules}
-        if module.hasattr(name)
+        for owner, name in places
+        if owner == kind
+        and not (name in registered or name in submodules)
         and (isinstance(value := module.getattr(name), _MAY_HOLD_TENSORS) or hasattr(value, "__dict__"))
+    ]
+    inner = [(name, _layout_of(submodule, places, wanted)) for name, submodule in submodules.items()]
+    return _Layout(
+        tuple([name for name in registered if wanted((kind, name))]),
+        tuple([name for name in attributes if wanted((kind, name))]),
+        tuple([(name, layout) for name, layout in inner if any(layout)]),
     )
-    inner = ((name, _layout_of(submodule, names)) for name, submodule in submodules.items())
-    return _Layout(registered, attributes, tuple((name, layout) for name, layout in inner if any(layout)))
-
-
-def _has_attributes(layout: _Layout) -> bool:
-    return bool(layout.attributes) or any(_has_attributes(inner) for _, inner in layout.submodules)
 
 
 #: What ``ops_in`` has found.
@@ -170,8 +189,10 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
             return call(self, *args, **kwargs)
         module = getattr(self, "owner", None)  # a function has none
         reads = None if module is None else _reads_of(self)
-        found = [] if reads is None else list(reads.layout.state_of(module))
-        held = [h.tensor for h in found]
+        kept = [] if reads is None else list(reads.kept.state_of(module))
+        held = [h.tensor for h in kept]
+        if reads is not None:
+            held += [h.tensor for h in reads.changed.state_of(module)]
         given = list(args)
         if kwargs or not all(isinstance(v, torch.Tensor) for v in args):
             given = tree_flatten((args, kwargs))[0]
@@ -198,7 +219,7 @@ def recording_script(call: Callable[..., Any]) -> Callable[..., Any]:
 
         def new_state() -> list[torch.Tensor]:
             if reads is not None:
-                left = reads.layout.state_of(module) if reads.writes else found
+                left = (*kept, *reads.changed.state_of(module))
                 written.extend(h for h in left if _has_new_history(h.tensor, before))
                 _check_places(self.name, written)
             return [h.tensor for h in written]

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import MutableMapping
 from enum import Enum
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from ops_registry.registry import TABLE
 from ops_registry.strided import write_region
@@ -110,23 +109,36 @@ def note_view_in_level(view: Any, source: Any, several: bool) -> None:
 def views_of(base: Any) -> list[weakref.ref[torch.Tensor]]:
     """The list of the views of ``base``: on a tracked tensor itself, beside a plain one (whose attributes are copied and saved with it)."""
     if type(base) is not Tensor:
-        views = _of_plain.get(base)
-        if views is None:
-            views = _of_plain[base] = []
-        return views
+        key = id(base)
+        known = _of_plain.get(key)
+        if known is None or known[0]() is not base:
+            known = _of_plain[key] = weakref.ref(base, partial(_forget, key)), []
+        return known[1]
     views = getattr(base, "_views", None)
     if views is None:
         views = base._views = []  # type: ignore[attr-defined]
     return views
 
 
-_of_plain: MutableMapping[torch.Tensor, list[weakref.ref[torch.Tensor]]] = WeakTensorKeyDictionary()
+#: The views of plain tensors, by the id of the tensor. (torch's dictionary with weak keys takes 2 us to look one up.)
+_of_plain: dict[int, tuple[weakref.ref[torch.Tensor], list[weakref.ref[torch.Tensor]]]] = {}
+
+
+def _forget(key: int, base: weakref.ref[torch.Tensor]) -> None:
+    known = _of_plain.get(key)
+    if known is not None and known[0] is base:
+        del _of_plain[key]
 
 
 def live_views(base: torch.Tensor) -> list[torch.Tensor]:
     """The views of ``base`` that are alive."""
-    views: Any = getattr(base, "_views", ()) if isinstance(base, Tensor) else _of_plain.get(base, ())
+    views: Any = getattr(base, "_views", ()) if isinstance(base, Tensor) else _views_of_plain(base)
     return [view for reference in views if (view := reference()) is not None]
+
+
+def _views_of_plain(base: torch.Tensor) -> list[weakref.ref[torch.Tensor]]:
+    known = _of_plain.get(id(base))
+    return known[1] if known is not None and known[0]() is base else []
 
 
 def prepare(target: torch.Tensor, name: str) -> None:
@@ -158,8 +170,9 @@ def prepare(target: torch.Tensor, name: str) -> None:
             f"{name}_ writes into a view of shape {tuple(target.shape)} and strides {target.stride()} whose elements may share memory: "
             f"recording that is not supported. Use the out-of-place op."
         )
+    dtype, conj, neg = dtype_of(base), is_conj(base), is_neg(base)
     for view in views:
-        if dtype_of(view) is not dtype_of(base) or is_conj(view) != is_conj(base) or is_neg(view) != is_neg(base):
+        if dtype_of(view) is not dtype or is_conj(view) != conj or is_neg(view) != neg:
             raise UnsupportedError(
                 f"{name}_ writes into memory that a live view of shape {tuple(view.shape)} shows as {view.dtype}"
                 f"{' conjugated' if view.is_conj() else ''}: recording that is not supported. Drop the view, or use the out-of-place op."
@@ -218,7 +231,8 @@ def rebase(target: torch.Tensor, node: Node) -> None:
     """Let ``node`` be the history of ``target`` from now on."""
     old = getattr(target, "_node", None)
     if type(target) is not Tensor:
-        views = _of_plain.pop(target, [])
+        views = _views_of_plain(target)
+        _of_plain.pop(id(target), None)
         become_tracked(target)._views = views  # type: ignore[attr-defined]
     if old is not None and old.extras is not None and old.extras.retain is not None:
         # retain_grad follows the tensor; hooks stay with the value that they saw.
@@ -281,7 +295,7 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
 def _may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
     shape = shape_of(tensor)
-    if 0 in shape:
+    if 0 in shape or TensorBase.is_contiguous(tensor):
         return False
     reach = 0
     for stride, size in sorted(zip(stride_of(tensor), shape, strict=True)):

@@ -9,6 +9,7 @@ import torch
 from support.memory import live_tensors, no_collector
 
 import tracer
+from tracer.recording import views
 
 Program = Callable[[torch.Tensor], torch.Tensor]
 
@@ -261,3 +262,12 @@ def test_an_empty_base_is_written_through_its_views(shape: tuple[int, int]) -> N
     base.diagonal().mul_(2)
     (grad,) = torch.autograd.grad((base * base).sum(), x)
     assert grad.shape == shape
+
+
+def test_views_of_a_plain_tensor_are_forgotten_with_it() -> None:
+    known = len(views._of_plain)
+    base = torch.zeros(2, 3)
+    views.note_view(shown := base[0], base, base)
+    assert views.live_views(base)[0] is shown and len(views._of_plain) == known + 1
+    del shown, base
+    assert len(views._of_plain) == known
