@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     in_data_parallel_forward,
     set_grad_enabled,
-    storage_key,
 )
 from tracer.backprop.accumulate import accumulate, check_writable
 from tracer.compiled.backends import Backend, Run, build
@@ -26,6 +25,7 @@ from tracer.compiled.python_writes import PythonWrites, find_writes, give_memory
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import ARGUMENT, Reached
 from tracer.compiled.replay import Replay
+from tracer.compiled.shared_memory import refuse_shared_memory
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
@@ -368,25 +368,3 @@ def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.T
                     f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "
                     f"(modules=[...])."
                 )
-
-
-def refuse_shared_memory(captured: Captured, offered: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``CaptureError`` where the step writes into memory that it reads under another name: the graph takes each for its own."""
-    memory = [storage_key(offered[i]) for i in captured.used]
-    if len(set(memory)) == len(memory):
-        return
-    at = {position: place for place, position in enumerate(captured.used)}
-    for position in captured.written:
-        others = [
-            i for i, key in zip(captured.used, memory, strict=True) if key == memory[at[position]] and i != position
-        ]
-        if others:
-            raise CaptureError(
-                f"the step writes into {name_at(names, position)}, which shares its memory with {name_at(names, others[0])}. Give it a "
-                f"copy (x.clone())."
-            )
-
-
-def name_at(names: Sequence[str], position: int) -> str:
-    """The name of an input; of those behind the named ones it is not known what they are called."""
-    return names[position] if position < len(names) else "a tensor from elsewhere, or a gradient"

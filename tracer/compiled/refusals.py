@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from ops_registry.errors import GlassgradError
-from ops_registry.sites import is_users, user_frame
+from ops_registry.sites import is_users
 from ops_registry.torch_private import (
     NO_DATA_ERRORS,
     NO_SHAPE_ERRORS,
@@ -23,6 +23,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.api import backward, grad
 from tracer.compiled.memory_order import MemoryOrder
+from tracer.compiled.telling import users_line
 from tracer.earlier_uses import native_leaves
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
@@ -172,12 +173,6 @@ def _is_captured(value: Any) -> bool:
 def _is_stranger(value: Any) -> bool:
     """Whether it is a real tensor that wants a gradient: those of the step's inputs are captured ones meanwhile."""
     return type(value) is Tensor and value._node is not None and not is_functional(physical(value))
-
-
-def users_line() -> str:
-    """``at file.py:12`` of the innermost frame that is the user's."""
-    frame = user_frame()
-    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def _line_in(trace: TracebackType | None) -> str:

@@ -1,9 +1,11 @@
-"""What differs between two walks over a step, in words."""
+"""In words: what differs between two walks over a step, and where in the user's code the step is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from ops_registry.sites import user_frame
 
 
 def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
@@ -42,6 +44,12 @@ def _told(fact: Any) -> str:
         return "a tensor"
     text = fact if isinstance(fact, str) else repr(fact)
     return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def users_line() -> str:
+    """``at file.py:12`` of the innermost frame that is the user's."""
+    frame = user_frame()
+    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def last_name(name: str) -> str:

@@ -147,13 +147,13 @@ def prepare(target: torch.Tensor, name: str) -> None:
     if base is not target and all(v is not target for v in views):
         views_of(base).append(weakref.ref(target))
         views.append(target)
-    if not _is_dense(base) and (_may_overlap(base) or _without_gaps(base, target) is None):
+    if not _is_dense(base) and (overlaps_itself(base) or _without_gaps(base, target) is None):
         raise UnsupportedError(
             f"{name}_ writes into memory that views share, of a tensor of shape {tuple(base.shape)} and strides {base.stride()} that has "
             f"overlaps, or gaps that the view reaches into: recording that is not supported. Use the out-of-place op, or write into "
             f"base.contiguous()."
         )
-    if _may_overlap(target):
+    if overlaps_itself(target):
         raise UnsupportedError(
             f"{name}_ writes into a view of shape {tuple(target.shape)} and strides {target.stride()} whose elements may share memory: "
             f"recording that is not supported. Use the out-of-place op."
@@ -278,7 +278,7 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
     return like_base, view, tuple(view.size()), tuple([address(s) for s in steps]), address(first)
 
 
-def _may_overlap(tensor: torch.Tensor) -> bool:
+def overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
     shape = shape_of(tensor)
     if 0 in shape:

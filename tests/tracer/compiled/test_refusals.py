@@ -69,6 +69,18 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         lambda loss, x: (x * 1).unfold(0, 2, 1)[0].neg_(),
         "write in place cannot",
     ),
+    "write into expanded memory": (
+        lambda loss, x: (x * 1)[:1].expand(5, 4).zero_(),
+        r"zero_ writes into .* several elements of which share memory .*test_refusals\.py",
+    ),
+    "write into overlapping rows": (
+        lambda loss, x: (x * 1).as_strided((4, 4), (1, 1)).add_(1),
+        "several elements of which share memory",
+    ),
+    "write into what is read": (
+        lambda loss, x: torch._foreach_add_([(y := x * 1)[1:]], [y[:-1]]),
+        "shares memory with another argument",
+    ),
     "write without a kernel": (lambda loss, x: (x * 1).polygamma_(1), "write in place cannot"),
     "format": (lambda loss, x: f"{loss:.3f}", "asks for the value"),
     "print": (lambda loss, x: repr(loss), "made text"),
