@@ -145,13 +145,13 @@ def test_a_quantized_argument_is_refused() -> None:
 
 
 def parts_of_one_buffer(layer: torch.nn.Module) -> None:
-    buffer = torch.zeros(3, 5)
-    layer.weight.grad, layer.bias.grad = buffer[:, :4], buffer[:, 4]
+    buffer = torch.zeros(15)
+    layer.weight.grad, layer.bias.grad = buffer[:12].view(3, 4), buffer[12:]
 
 
 def the_same_memory(layer: torch.nn.Module) -> None:
     layer.weight.grad = torch.zeros(3, 4)
-    layer.bias.grad = layer.weight.grad[:, 0]
+    layer.bias.grad = layer.weight.grad.view(-1)[:3]
 
 
 def clipped(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
