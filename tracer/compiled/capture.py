@@ -45,7 +45,8 @@ _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 class Returned:
     """One leaf of what the step returned."""
 
-    #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "value".
+    #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "kept": one
+    #: that somebody keeps from then on; "value".
     kind: str
     at: Any
     tracked: bool = False
@@ -103,8 +104,9 @@ class Captured:
     filled: frozenset[int]
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
-    #: Tensors that the step has made and that somebody keeps, with their positions among the results.
-    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    #: Tensors that the step has made and that somebody keeps, with their positions among the results, and whether they share their memory
+    #: with another, or with one that is given or returned; in the graph they are two.
+    kept: list[tuple[torch.Tensor, int, bool]] = field(default_factory=list)
     #: The results of the graph that are inputs of it.
     passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
@@ -142,7 +144,7 @@ class _Run:
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
-    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    kept: list[tuple[torch.Tensor, int, bool]] = field(default_factory=list)
 
     def gradients(self) -> list[int]:
         """Which results are gradients."""
@@ -367,18 +369,18 @@ def _collect(
 def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:
     """Note the tensors that the step has made and that somebody keeps. They are given memory of their own."""
     known = set(map(id, [original.tensor for original in originals]))
-    returned = [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)] if kept else []
+    kept = [tensor for tensor in kept if id(tensor) not in known]
+    places = {id(tensor): place for place, tensor in enumerate(kept)}
+    returned = list[torch.Tensor]()
+    for at, leaf in enumerate(flatten(value)[0] if kept else []):
+        if id(leaf) in places:
+            run.returned[at] = Returned("kept", places[id(leaf)])
+        elif isinstance(leaf, torch.Tensor):
+            returned.append(leaf)
     taken = {storage_key(tensor) for tensor in [*(original.tensor for original in originals), *returned]}
     for tensor in kept:
-        if id(tensor) in known:
-            continue
-        if storage_key(tensor) in taken:
-            raise CaptureError(
-                f"the step keeps a tensor of shape {tuple(tensor.shape)} that shares its memory with another one that is kept, given or "
-                f"returned: in a graph they are two. Keep a copy (x.clone()), or fill the cache before the step is compiled."
-            )
+        run.kept.append((tensor, len(run.results), storage_key(tensor) in taken))
         taken.add(storage_key(tensor))
-        run.kept.append((tensor, len(run.results)))
         run.results.append(plain_alias(tensor))
 
 

@@ -103,7 +103,7 @@ class StepGraph:
                     tensors[position].requires_grad_(wanted)
                 if captured.writes is not None:
                     captured.writes.do()
-                    for tensor, at in captured.kept:
+                    for tensor, at, _ in captured.kept:
                         tensor.copy_(values[at])
                 return values
             finally:
@@ -142,6 +142,8 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
         return leaf.at
     if leaf.kind == "input":
         return tensors[leaf.at]
+    if leaf.kind == "kept":
+        return captured.kept[leaf.at][0]
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
@@ -276,8 +278,9 @@ def _observed_capture(
     if unknown:
         raise refusal(unknown[0])
     if writes is not None and captured.kept:
-        if set(map(id, writes.made)) != {id(tensor) for tensor, _ in captured.kept}:
+        if set(map(id, writes.made)) != {id(tensor) for tensor, *_ in captured.kept}:
             raise writes.refusal()
+        writes.shares = next((tuple(tensor.shape) for tensor, _, shares in captured.kept if shares), None)
         give_memory(writes.made)
     return captured, strangers, writes
 
@@ -292,7 +295,7 @@ def _refuse_observed(observer: Observer, reached: Reached) -> None:
     if drawn:
         raise CaptureError(
             f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
-            f"Draw them outside and pass them as arguments, or use torch's."
+            f"Draw them outside and pass them as tensors, or use torch's."
         )
 
 

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TorchDispatchMode, storage_key
-from tracer.compiled.overlaps import is_same_view, may_overlap
+from tracer.compiled.overlaps import Place, may_overlap, place_of
 from tracer.compiled.telling import users_line
 from tracer.errors import CaptureError
 from tracer.naming import qualified
 from tracer.node import tensors_in
-from tracer.recording.views import overlaps_itself
 
 _aten = torch.ops.aten
 _is_dense: Any = _aten.is_non_overlapping_and_dense.default
@@ -28,6 +27,8 @@ _NO_WRITES = frozenset(
     {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "set_", "resize_", "resize_as_", "requires_grad_",
      "detach_", "rename_", "share_memory_"}
 )  # fmt: skip
+_SHARED = "which shares memory with another argument", "Give it a copy of that"
+_REPEATED = "several elements of which share memory (expand, unfold)", "Write into a copy"
 
 
 class MemoryOrder(TorchDispatchMode):
@@ -84,24 +85,17 @@ class MemoryOrder(TorchDispatchMode):
 def _refuse_overlaps(func: Callable[..., Any], targets: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
     """Raise ``CaptureError`` where one element would be written twice, or be read and written: torch's own order decides there."""
     with DisableTorchFunctionSubclass():
-        beside: dict[int, list[torch.Tensor]] = {}
+        beside: dict[int, list[Place]] = {}
         for other in others:
-            beside.setdefault(storage_key(other), []).append(other)
+            beside.setdefault(storage_key(other), []).append(place_of(other))
         for target in targets:
-            shared = any(
-                not is_same_view(target, other) and may_overlap(target, other)
-                for other in beside.get(storage_key(target), ())
-            )
-            if shared or overlaps_itself(target):
-                what = (
-                    "which shares memory with another argument"
-                    if shared
-                    else "several elements of which share memory (expand, unfold)"
-                )
+            place = place_of(target)
+            shared = any(place != other and may_overlap(place, other) for other in beside.get(storage_key(target), ()))
+            if shared or place.overlaps_itself:
+                kind, remedy = _SHARED if shared else _REPEATED
                 raise CaptureError(
-                    f"{qualified(func)} writes into a tensor of shape {tuple(target.shape)}, {what}, {users_line()}: a graph has "
-                    f"each value once. "
-                    f"{'Give it a copy of the other one' if shared else 'Write into a copy'} (x.clone())."
+                    f"{qualified(func)} writes into a tensor of shape {tuple(target.shape)}, {kind}, {users_line()}: a graph has each "
+                    f"value once. {remedy} (x.clone())."
                 )
 
 

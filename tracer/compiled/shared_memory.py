@@ -8,7 +8,7 @@ import torch
 
 from ops_registry.torch_private import storage_key
 from tracer.compiled.capture import Captured
-from tracer.compiled.overlaps import may_overlap
+from tracer.compiled.overlaps import may_overlap, place_of
 from tracer.errors import CaptureError
 
 
@@ -20,7 +20,11 @@ def refuse_shared_memory(captured: Captured, offered: Sequence[torch.Tensor], na
     key_of = dict(zip(captured.used, memory, strict=True))
     for position in captured.written:
         for other, key in key_of.items():
-            if key == key_of[position] and other != position and may_overlap(offered[position], offered[other]):
+            if (
+                key == key_of[position]
+                and other != position
+                and may_overlap(place_of(offered[position]), place_of(offered[other]))
+            ):
                 name, another = (_name_of(captured, len(offered), names, i) for i in (position, other))
                 raise CaptureError(
                     f"the step writes into {name}, which shares its memory with {another}. {_remedy(name)}"

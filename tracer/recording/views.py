@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import MutableMapping
+from collections.abc import MutableMapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -147,13 +147,13 @@ def prepare(target: torch.Tensor, name: str) -> None:
     if base is not target and all(v is not target for v in views):
         views_of(base).append(weakref.ref(target))
         views.append(target)
-    if not _is_dense(base) and (overlaps_itself(base) or _without_gaps(base, target) is None):
+    if not _is_dense(base) and (_may_overlap(base) or _without_gaps(base, target) is None):
         raise UnsupportedError(
             f"{name}_ writes into memory that views share, of a tensor of shape {tuple(base.shape)} and strides {base.stride()} that has "
             f"overlaps, or gaps that the view reaches into: recording that is not supported. Use the out-of-place op, or write into "
             f"base.contiguous()."
         )
-    if overlaps_itself(target):
+    if _may_overlap(target):
         raise UnsupportedError(
             f"{name}_ writes into a view of shape {tuple(target.shape)} and strides {target.stride()} whose elements may share memory: "
             f"recording that is not supported. Use the out-of-place op."
@@ -278,13 +278,17 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
     return like_base, view, tuple(view.size()), tuple([address(s) for s in steps]), address(first)
 
 
-def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
-    shape = shape_of(tensor)
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two indices may show one element."""
+    return is_overlapping(shape_of(tensor), stride_of(tensor))
+
+
+def is_overlapping(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """The same for a tensor of this shape: no, if each stride steps over all that the smaller ones reach."""
     if 0 in shape:
         return False
     reach = 0
-    for stride, size in sorted(zip(stride_of(tensor), shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:
             if stride <= reach:
                 return True
