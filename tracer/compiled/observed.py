@@ -55,7 +55,7 @@ _AROUND_LAYERS = frozenset({"torch.nn.modules.module", "torch.nn.modules.contain
 #: What of the standard library is as good as C: it reads clocks and files for its own ends.
 _QUIET = frozenset(
     {"logging", "warnings", "linecache", "tokenize", "traceback", "inspect", "threading", "contextlib", "dataclasses", "typing", "abc",
-     "enum", "types", "importlib", "weakref", "dis", "ast", "re", "genericpath", "posixpath", "ntpath"}
+     "enum", "types", "importlib", "weakref", "_weakrefset", "dis", "ast", "re", "genericpath", "posixpath", "ntpath"}
 )  # fmt: skip
 _CONSTANT = (
     type(None), bool, int, float, complex, str, bytes, range, slice, tuple, frozenset, enum.Enum,
