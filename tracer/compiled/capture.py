@@ -107,7 +107,7 @@ class Captured:
     #: Tensors that the step has made and that somebody keeps, with their positions among the results, and whether they share their memory
     #: with another, or with one that is given or returned; in the graph they are two.
     kept: list[tuple[torch.Tensor, int, bool]] = field(default_factory=list)
-    #: The results of the graph that are inputs of it.
+    #: The results of the graph that are inputs of it, or results at an earlier position.
     passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
@@ -268,9 +268,10 @@ def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tenso
 
 
 def _passed_on(graph: torch.fx.Graph) -> frozenset[int]:
-    """The results that are inputs."""
+    """The results that are inputs, or that stand among the results before."""
     outputs: Any = graph.output_node().args[0]
-    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder")
+    first = {node: at for at, node in reversed([*enumerate(outputs)])}
+    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder" or first[node] != at)
 
 
 def _looks_at_offset(node: torch.fx.Node) -> bool:
@@ -336,8 +337,9 @@ def _collect(
         if grad is None:
             if position in given:
                 run.cleared.append(position)
-        elif grad is not given.get(position):
-            of_grad[id(grad)] = position
+            continue
+        of_grad[id(grad)] = position
+        if grad is not given.get(position):
             run.grads.append((position, len(run.results)))
             run.results.append(plain_alias(grad))
     places = {id(original.tensor): position for position, original in enumerate(originals)}

@@ -33,6 +33,11 @@ from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
+#: Of a tensor with a history that stands in a module.
+_HOOKED = (
+    " Hooks that make a weight at each call leave one (torch.nn.utils.weight_norm, prune): torch.nn.utils.parametrizations has the same "
+    "without hooks."
+)
 _KINDS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -147,7 +152,9 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
-    if leaf.at in captured.passed_on:  # the step returns x.detach(): another object in the same memory
+    if (
+        leaf.at in captured.passed_on
+    ):  # the step returns x.detach(), or a result twice: another object in the same memory
         value = plain_alias(value)
     if leaf.grad is not None:
         _GRAD.__set__(value, values[leaf.grad])
@@ -215,7 +222,7 @@ def checked_capture(
     """
     check_layouts(tensors, names)
     for tensor, name in zip(tensors, names, strict=True):
-        _check_kind(tensor, name)
+        _check_kind(tensor, name, id(tensor) in reached.in_modules)
     if reached.opaque:
         name, kind = reached.opaque[0]
         if kind == "a file":
@@ -344,7 +351,7 @@ def _capture(
         reached.put_back()
 
 
-def _check_kind(tensor: torch.Tensor, name: str) -> None:
+def _check_kind(tensor: torch.Tensor, name: str, in_module: bool) -> None:
     if type(tensor) not in _KINDS:
         raise CaptureError(
             f"{name} is a {type(tensor).__qualname__}: a captured step takes dense tensors of torch's own class and tracked ones. Convert "
@@ -353,7 +360,7 @@ def _check_kind(tensor: torch.Tensor, name: str) -> None:
     if not tensor.is_leaf:
         raise CaptureError(
             f"{name}, a tensor of shape {tuple(tensor.shape)}, has a history, which leads out of the step: make it inside of the step, or "
-            f"pass x.detach()."
+            f"pass x.detach().{_HOOKED if in_module else ''}"
         )
 
 
