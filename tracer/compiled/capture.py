@@ -330,6 +330,7 @@ def _collect(
     """Note what came out: gradients first, then what was returned, which may be the same tensors."""
     _collect_handed(run, around, originals, given)
     of_grad: dict[int, int] = {}
+    inputs = {storage_key(original.tensor) for original in originals}
     for position, original in enumerate(originals):
         if original.requires_grad != original.required_grad:
             run.turned.append((position, original.requires_grad))
@@ -338,10 +339,15 @@ def _collect(
             if position in given:
                 run.cleared.append(position)
             continue
-        of_grad[id(grad)] = position
         if grad is not given.get(position):
+            if id(grad) in of_grad or storage_key(grad) in inputs:
+                raise CaptureError(
+                    f"the step sets .grad of a leaf of shape {tuple(original.tensor.shape)} to a tensor that is given to it, or is .grad "
+                    f"of another leaf: in a graph they are two. Set a copy there (x.clone())."
+                )
             run.grads.append((position, len(run.results)))
             run.results.append(plain_alias(grad))
+        of_grad[id(grad)] = position
     places = {id(original.tensor): position for position, original in enumerate(originals)}
     leaves, run.rebuild = flatten(value)
     for leaf in leaves:

@@ -130,6 +130,10 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         "native, .* closed over and in no module",
     ),
     "closed-over array": (lambda loss, x: loss * torch.from_numpy(array), "array, a NumPy array"),
+    "an argument as gradient": (
+        lambda loss, x: setattr(model[0].bias, "grad", x.view(-1)[:8]),
+        r"sets \.grad of a leaf .* copy there \(x\.clone\(\)\)",
+    ),
     "counter": (counts, r"changes count\['steps'\]"),
     "list": (lambda loss, x: seen.append(loss.detach()), "changes seen"),
     "list of what is returned": (lambda loss, x: (seen.append(loss.detach()), loss)[1], "changes seen"),
