@@ -45,7 +45,8 @@ _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 class Returned:
     """One leaf of what the step returned."""
 
-    #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "value".
+    #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "kept": one
+    #: that somebody keeps from then on; "value".
     kind: str
     at: Any
     tracked: bool = False
@@ -103,9 +104,10 @@ class Captured:
     filled: frozenset[int]
     #: Its tensors without values, and what is known of symbolic sizes.
     stage: Stage
-    #: Tensors that the step has made and that somebody keeps, with their positions among the results.
-    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    #: The results of the graph that are inputs of it.
+    #: Tensors that the step has made and that somebody keeps, with their positions among the results, and whether they share their memory
+    #: with another, or with one that is given or returned; in the graph they are two.
+    kept: list[tuple[torch.Tensor, int, bool]] = field(default_factory=list)
+    #: The results of the graph that are inputs of it, or results at an earlier position.
     passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
@@ -142,7 +144,7 @@ class _Run:
     turned: list[tuple[int, bool]] = field(default_factory=list)
     looks_at_grad: bool = False
     looks_at_offset: bool = False
-    kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
+    kept: list[tuple[torch.Tensor, int, bool]] = field(default_factory=list)
 
     def gradients(self) -> list[int]:
         """Which results are gradients."""
@@ -266,9 +268,10 @@ def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tenso
 
 
 def _passed_on(graph: torch.fx.Graph) -> frozenset[int]:
-    """The results that are inputs."""
+    """The results that are inputs, or that stand among the results before."""
     outputs: Any = graph.output_node().args[0]
-    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder")
+    first = {node: at for at, node in reversed([*enumerate(outputs)])}
+    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder" or first[node] != at)
 
 
 def _looks_at_offset(node: torch.fx.Node) -> bool:
@@ -327,6 +330,7 @@ def _collect(
     """Note what came out: gradients first, then what was returned, which may be the same tensors."""
     _collect_handed(run, around, originals, given)
     of_grad: dict[int, int] = {}
+    inputs = {storage_key(original.tensor) for original in originals}
     for position, original in enumerate(originals):
         if original.requires_grad != original.required_grad:
             run.turned.append((position, original.requires_grad))
@@ -334,10 +338,16 @@ def _collect(
         if grad is None:
             if position in given:
                 run.cleared.append(position)
-        elif grad is not given.get(position):
-            of_grad[id(grad)] = position
+            continue
+        if grad is not given.get(position):
+            if id(grad) in of_grad or storage_key(grad) in inputs:
+                raise CaptureError(
+                    f"the step sets .grad of a leaf of shape {tuple(original.tensor.shape)} to a tensor that is given to it, or is .grad "
+                    f"of another leaf: in a graph they are two. Set a copy there (x.clone())."
+                )
             run.grads.append((position, len(run.results)))
             run.results.append(plain_alias(grad))
+        of_grad[id(grad)] = position
     places = {id(original.tensor): position for position, original in enumerate(originals)}
     leaves, run.rebuild = flatten(value)
     for leaf in leaves:
@@ -367,18 +377,18 @@ def _collect(
 def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:
     """Note the tensors that the step has made and that somebody keeps. They are given memory of their own."""
     known = set(map(id, [original.tensor for original in originals]))
-    returned = [leaf for leaf in flatten(value)[0] if isinstance(leaf, torch.Tensor)] if kept else []
+    kept = [tensor for tensor in kept if id(tensor) not in known]
+    places = {id(tensor): place for place, tensor in enumerate(kept)}
+    returned = list[torch.Tensor]()
+    for at, leaf in enumerate(flatten(value)[0] if kept else []):
+        if id(leaf) in places:
+            run.returned[at] = Returned("kept", places[id(leaf)])
+        elif isinstance(leaf, torch.Tensor):
+            returned.append(leaf)
     taken = {storage_key(tensor) for tensor in [*(original.tensor for original in originals), *returned]}
     for tensor in kept:
-        if id(tensor) in known:
-            continue
-        if storage_key(tensor) in taken:
-            raise CaptureError(
-                f"the step keeps a tensor of shape {tuple(tensor.shape)} that shares its memory with another one that is kept, given or "
-                f"returned: in a graph they are two. Keep a copy (x.clone()), or fill the cache before the step is compiled."
-            )
+        run.kept.append((tensor, len(run.results), storage_key(tensor) in taken))
         taken.add(storage_key(tensor))
-        run.kept.append((tensor, len(run.results)))
         run.results.append(plain_alias(tensor))
 
 

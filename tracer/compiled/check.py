@@ -9,11 +9,12 @@ import torch
 
 from ops_registry.torch_private import DisableTorchFunctionSubclass
 from tracer.backprop.api import grad as gradient_of
-from tracer.compiled.graphs import StepGraph, name_at
+from tracer.compiled.graphs import StepGraph
 from tracer.compiled.joint import without_hooks
 from tracer.compiled.module_graph import ModuleGraph
 from tracer.compiled.nests import flatten
 from tracer.compiled.replay import Replay
+from tracer.compiled.shared_memory import name_at
 from tracer.errors import CompiledStepError
 from tracer.tracked_tensor import plain_alias
 

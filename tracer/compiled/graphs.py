@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,6 @@ from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     in_data_parallel_forward,
     set_grad_enabled,
-    storage_key,
 )
 from tracer.backprop.accumulate import accumulate, check_writable
 from tracer.compiled.backends import Backend, Run, build
@@ -26,6 +25,7 @@ from tracer.compiled.python_writes import PythonWrites, find_writes, give_memory
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import ARGUMENT, Reached
 from tracer.compiled.replay import Replay
+from tracer.compiled.shared_memory import refuse_shared_memory
 from tracer.compiled.symbolic import Conditions, Dims
 from tracer.errors import CaptureError, SecondDerivativeError
 from tracer.node import RaisingNode
@@ -33,6 +33,11 @@ from tracer.recording.parents import any_node
 from tracer.tracked_tensor import Tensor, become_tracked, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
+#: Of a tensor with a history that stands in a module.
+_HOOKED = (
+    " Hooks that make a weight at each call leave one (torch.nn.utils.weight_norm, prune): torch.nn.utils.parametrizations has the same "
+    "without hooks."
+)
 _KINDS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
@@ -103,7 +108,7 @@ class StepGraph:
                     tensors[position].requires_grad_(wanted)
                 if captured.writes is not None:
                     captured.writes.do()
-                    for tensor, at in captured.kept:
+                    for tensor, at, _ in captured.kept:
                         tensor.copy_(values[at])
                 return values
             finally:
@@ -142,10 +147,14 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
         return leaf.at
     if leaf.kind == "input":
         return tensors[leaf.at]
+    if leaf.kind == "kept":
+        return captured.kept[leaf.at][0]
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
-    if leaf.at in captured.passed_on:  # the step returns x.detach(): another object in the same memory
+    if (
+        leaf.at in captured.passed_on
+    ):  # the step returns x.detach(), or a result twice: another object in the same memory
         value = plain_alias(value)
     if leaf.grad is not None:
         _GRAD.__set__(value, values[leaf.grad])
@@ -213,7 +222,7 @@ def checked_capture(
     """
     check_layouts(tensors, names)
     for tensor, name in zip(tensors, names, strict=True):
-        _check_kind(tensor, name)
+        _check_kind(tensor, name, id(tensor) in reached.in_modules)
     if reached.opaque:
         name, kind = reached.opaque[0]
         if kind == "a file":
@@ -276,8 +285,9 @@ def _observed_capture(
     if unknown:
         raise refusal(unknown[0])
     if writes is not None and captured.kept:
-        if set(map(id, writes.made)) != {id(tensor) for tensor, _ in captured.kept}:
+        if set(map(id, writes.made)) != {id(tensor) for tensor, *_ in captured.kept}:
             raise writes.refusal()
+        writes.shares = next((tuple(tensor.shape) for tensor, _, shares in captured.kept if shares), None)
         give_memory(writes.made)
     return captured, strangers, writes
 
@@ -292,7 +302,7 @@ def _refuse_observed(observer: Observer, reached: Reached) -> None:
     if drawn:
         raise CaptureError(
             f"the step draws random numbers from {drawn}, a generator of Python's or NumPy's: a graph would have the same ones for ever. "
-            f"Draw them outside and pass them as arguments, or use torch's."
+            f"Draw them outside and pass them as tensors, or use torch's."
         )
 
 
@@ -341,7 +351,7 @@ def _capture(
         reached.put_back()
 
 
-def _check_kind(tensor: torch.Tensor, name: str) -> None:
+def _check_kind(tensor: torch.Tensor, name: str, in_module: bool) -> None:
     if type(tensor) not in _KINDS:
         raise CaptureError(
             f"{name} is a {type(tensor).__qualname__}: a captured step takes dense tensors of torch's own class and tracked ones. Convert "
@@ -350,7 +360,7 @@ def _check_kind(tensor: torch.Tensor, name: str) -> None:
     if not tensor.is_leaf:
         raise CaptureError(
             f"{name}, a tensor of shape {tuple(tensor.shape)}, has a history, which leads out of the step: make it inside of the step, or "
-            f"pass x.detach()."
+            f"pass x.detach().{_HOOKED if in_module else ''}"
         )
 
 
@@ -368,25 +378,3 @@ def _refuse_homeless(captured: Captured, reached: Reached, tensors: list[torch.T
                     f"module that the step reaches. Pass it as an argument, make it a parameter of a module, or name its module "
                     f"(modules=[...])."
                 )
-
-
-def refuse_shared_memory(captured: Captured, offered: Sequence[torch.Tensor], names: Sequence[str]) -> None:
-    """Raise ``CaptureError`` where the step writes into memory that it reads under another name: the graph takes each for its own."""
-    memory = [storage_key(offered[i]) for i in captured.used]
-    if len(set(memory)) == len(memory):
-        return
-    at = {position: place for place, position in enumerate(captured.used)}
-    for position in captured.written:
-        others = [
-            i for i, key in zip(captured.used, memory, strict=True) if key == memory[at[position]] and i != position
-        ]
-        if others:
-            raise CaptureError(
-                f"the step writes into {name_at(names, position)}, which shares its memory with {name_at(names, others[0])}. Give it a "
-                f"copy (x.clone())."
-            )
-
-
-def name_at(names: Sequence[str], position: int) -> str:
-    """The name of an input; of those behind the named ones it is not known what they are called."""
-    return names[position] if position < len(names) else "a tensor from elsewhere, or a gradient"

@@ -17,9 +17,10 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.api import grad
 from tracer.compiled.capture import Captured, Returned
-from tracer.compiled.graphs import checked_capture, name_at
+from tracer.compiled.graphs import checked_capture
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
+from tracer.compiled.shared_memory import name_at
 from tracer.errors import CaptureError, InPlaceError
 from tracer.node import CallNode, Leaf, Node, Output
 from tracer.recording.views import WriteBan, write_ban

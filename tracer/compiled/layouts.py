@@ -9,7 +9,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from ops_registry.torch_private import TorchDispatchMode
-from tracer.compiled.refusals import users_line
+from tracer.compiled.telling import users_line
 from tracer.errors import CaptureError
 
 

@@ -13,17 +13,22 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import TorchDispatchMode
+from ops_registry.torch_private import DisableTorchFunctionSubclass, TorchDispatchMode, storage_key
+from tracer.compiled.overlaps import Place, may_overlap, place_of
+from tracer.compiled.telling import users_line
 from tracer.errors import CaptureError
 from tracer.naming import qualified
 from tracer.node import tensors_in
 
 _aten = torch.ops.aten
 _is_dense: Any = _aten.is_non_overlapping_and_dense.default
-#: What changes the layout of a tensor by intent.
-_RELAYING = frozenset(
-    {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "set_", "resize_", "resize_as_"}
+#: What changes the layout of a tensor by intent, and what is not about its memory.
+_NO_WRITES = frozenset(
+    {"t_", "transpose_", "swapaxes_", "swapdims_", "squeeze_", "unsqueeze_", "set_", "resize_", "resize_as_", "requires_grad_",
+     "detach_", "rename_", "share_memory_"}
 )  # fmt: skip
+_SHARED = "which shares memory with another argument", "Give it a copy of that"
+_REPEATED = "several elements of which share memory (expand, unfold)", "Write into a copy"
 
 
 class MemoryOrder(TorchDispatchMode):
@@ -40,16 +45,19 @@ class MemoryOrder(TorchDispatchMode):
         Raises ``CaptureError`` where one has changed all the same.
         """
         name, outer = getattr(func, "__name__", ""), self._targets
-        if name in _RELAYING:
+        if name in _NO_WRITES:
             yield
             return
-        before = [(tensor, tensor.shape, tensor.stride()) for tensor in tensors_in((args, tuple(kwargs.values())))]
+        tensors = tensors_in((args, tuple(kwargs.values())))
+        before = [(tensor, tensor.shape, tensor.stride()) for tensor in tensors]
         out = kwargs.get("out")
         if out is not None:
             self._targets = tensors_in(out)
         elif _writes(name) or kwargs.get("inplace"):
             self._targets = tensors_in(args[:1]) or tensors_in(kwargs.get("input"))
         try:
+            if self._targets is not outer:
+                _refuse_overlaps(func, self._targets, () if name == "__setitem__" else tensors)
             yield
         finally:
             self._targets = outer
@@ -72,6 +80,23 @@ class MemoryOrder(TorchDispatchMode):
         if isinstance(result, list | tuple) and len(result) == len(targets):
             return type(result)(map(_laid_out_as, targets, result))
         return result
+
+
+def _refuse_overlaps(func: Callable[..., Any], targets: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> None:
+    """Raise ``CaptureError`` where one element would be written twice, or be read and written: torch's own order decides there."""
+    with DisableTorchFunctionSubclass():
+        beside: dict[int, list[Place]] = {}
+        for other in others:
+            beside.setdefault(storage_key(other), []).append(place_of(other))
+        for target in targets:
+            place = place_of(target)
+            shared = any(place != other and may_overlap(place, other) for other in beside.get(storage_key(target), ()))
+            if shared or place.overlaps_itself:
+                kind, remedy = _SHARED if shared else _REPEATED
+                raise CaptureError(
+                    f"{qualified(func)} writes into a tensor of shape {tuple(target.shape)}, {kind}, {users_line()}: a graph has each "
+                    f"value once. {remedy} (x.clone())."
+                )
 
 
 def _writes(name: str) -> bool:

@@ -22,11 +22,11 @@ from ops_registry.torch_private import (
 from tracer.backprop.progress import innermost
 from tracer.compiled.backends import Backend
 from tracer.compiled.capture import Captured
-from tracer.compiled.graphs import refuse_shared_memory
 from tracer.compiled.joint import Joint, Part, capture_module, empty_like_cotangent
 from tracer.compiled.partition import Halves, forward_alone, halves
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.reached import Reached
+from tracer.compiled.shared_memory import refuse_shared_memory
 from tracer.errors import BatchedGradientError, SecondDerivativeError
 from tracer.graph import enter
 from tracer.node import Node, OpaqueNode, RaisingNode

@@ -55,16 +55,16 @@ _AROUND_LAYERS = frozenset({"torch.nn.modules.module", "torch.nn.modules.contain
 #: What of the standard library is as good as C: it reads clocks and files for its own ends.
 _QUIET = frozenset(
     {"logging", "warnings", "linecache", "tokenize", "traceback", "inspect", "threading", "contextlib", "dataclasses", "typing", "abc",
-     "enum", "types", "importlib", "weakref", "dis", "ast", "re", "genericpath", "posixpath", "ntpath"}
+     "enum", "types", "importlib", "weakref", "_weakrefset", "dis", "ast", "re", "genericpath", "posixpath", "ntpath"}
 )  # fmt: skip
 _CONSTANT = (
     type(None), bool, int, float, complex, str, bytes, range, slice, tuple, frozenset, enum.Enum,
     torch.dtype, torch.device, torch.memory_format, torch.layout,
 )  # fmt: skip
 
-_CLOCK = "reads the clock", "Take times outside of the step, and pass them as arguments."
+_CLOCK = "reads the clock", "Take times outside of the step, and pass them as tensors."
 _FILE = "opens a file", "Read it outside of the step, and pass what was read as an argument."
-_RANDOM = "draws random numbers from the operating system", "Draw them outside of the step, and pass them as arguments."
+_RANDOM = "draws random numbers from the operating system", "Draw them outside of the step, and pass them as tensors."
 _SEEDING = "seeds the random numbers itself", "Seed them before the call."
 _SEED = "reads the seed of the random numbers", "Read it outside of the step, and pass it as an argument."
 _FILES = "asks about files", "Ask outside of the step, and pass the answer as an argument."

@@ -19,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from ops_registry.torch_private import HAS_STEPPED
 from tracer.compiled.fused_steps import FusedSteps
 from tracer.compiled.guards import Guards
-from tracer.compiled.refusals import users_line
+from tracer.compiled.telling import users_line
 from tracer.errors import CaptureError
 
 _optim = torch.optim

@@ -30,6 +30,8 @@ class PythonWrites:
         self.told = told
         #: The tensors among it that the step has made: without values until the graph has run.
         self.made = made
+        #: The shape of one of these that shares its memory with another one that is kept, given or returned.
+        self.shares: tuple[int, ...] | None = None
         self._guards = reached.guards
         self._before = reached.guards.at_walk
         self._after = after
@@ -48,6 +50,16 @@ class PythonWrites:
         """Put everything back."""
         self._before.put()
 
+    def check_next(self, writes: PythonWrites | None) -> None:
+        """Raise ``CaptureError`` where the next capture writes as well, or where a graph cannot leave what this one does."""
+        if writes is not None:
+            raise self.refusal()
+        if self.shares is not None:
+            raise CaptureError(
+                f"the step keeps a tensor of shape {self.shares} that shares its memory with another one that is kept, given or "
+                f"returned: in a graph they are two. Keep a copy (x.clone()), or fill the cache before the step is compiled."
+            )
+
     def refusal(self) -> CaptureError:
         """What a step is told that writes and may not."""
         return refusal(self.told)
@@ -56,9 +68,9 @@ class PythonWrites:
 def refusal(told: str) -> CaptureError:
     """``told`` says what the step writes."""
     return CaptureError(
-        f"the step changes {told}, at each call anew, or to what no graph can leave there (an argument, a value with a history). Keep it "
-        f"outside of the step, or in a buffer that is written in place. (A cache that is filled once can be filled before the step is "
-        f"compiled.)"
+        f"the step changes {told}, at each call anew, or to what no graph can leave there (an argument, a value with a history). Do "
+        f"that outside of the step, with what it returns, or in a buffer that is written in place. (A cache that is filled once can be "
+        f"filled before the step is compiled.)"
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.torch_private import TorchDispatchMode
-from tracer.compiled.refusals import users_line
+from tracer.compiled.telling import users_line
 from tracer.errors import CaptureError
 
 #: Seeds from here on count draws; nobody seeds with such numbers by hand.

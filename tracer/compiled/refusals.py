@@ -14,7 +14,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
 from ops_registry.errors import GlassgradError
-from ops_registry.sites import is_users, user_frame
+from ops_registry.sites import is_users
 from ops_registry.torch_private import (
     NO_DATA_ERRORS,
     NO_SHAPE_ERRORS,
@@ -23,6 +23,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.api import backward, grad
 from tracer.compiled.memory_order import MemoryOrder
+from tracer.compiled.telling import users_line
 from tracer.earlier_uses import native_leaves
 from tracer.errors import CaptureError, UnsupportedError
 from tracer.naming import qualified
@@ -111,7 +112,8 @@ class Watch(TorchFunctionMode):
         if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(args[0])):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
-                f"back to it: its gradient would be lost. Make it outside of the step, or track it (tracer.tensor, nn.track)."
+                f"back to it: its gradient would be lost. Make it outside of the step, or as a tracked tensor (tracer.tensor(..., "
+                f"requires_grad=True))."
             )
         # A mode does not see what is called inside of what it sees, and hooks run there.
         if func in _BACKWARD and not bridged:
@@ -174,12 +176,6 @@ def _is_stranger(value: Any) -> bool:
     return type(value) is Tensor and value._node is not None and not is_functional(physical(value))
 
 
-def users_line() -> str:
-    """``at file.py:12`` of the innermost frame that is the user's."""
-    frame = user_frame()
-    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def _line_in(trace: TracebackType | None) -> str:
     """The same for an error that has come up already."""
     line = "at an unknown line"
@@ -215,7 +211,7 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
         if _python_randomness() != drawn:
             raise CaptureError(
                 "the step draws random numbers from Python's random or from NumPy, or another thread does so while it is captured: a graph "
-                "would have the same ones for ever. Draw them outside and pass them as arguments, or use torch's; let other threads begin "
+                "would have the same ones for ever. Draw them outside and pass them as tensors, or use torch's; let other threads begin "
                 "after the first call."
             )
     except NO_DATA_ERRORS as error:
@@ -227,7 +223,8 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
     except GuardOnDataDependentSymNode as error:
         raise CaptureError(
             f"the step branches on a number of an optimiser (lr, betas), {_line_in(error.__traceback__)}, or makes another number of it "
-            f"(float, math): it is an input of the graph, which differs from call to call. Compute with it outside of the step."
+            f"(float, math): it is an input of the graph, which differs from call to call. Compute with it outside of the "
+            f"step, and pass what comes of it as a tensor."
         ) from error
     except NO_SHAPE_ERRORS as error:
         raise CaptureError(
@@ -247,12 +244,8 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
             f"step, or run the step eagerly."
         ) from error
     except (RuntimeError, AssertionError) as error:
-        if not isinstance(error, GlassgradError) and "functionaliz" in str(error):
-            raise CaptureError(
-                f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements "
-                f"share (expand, unfold), or takes a tensor from an object that the step is not known to reach. Write into a clone, or "
-                f"pass the tensor as an argument; torch says: {_first_line(error)}"
-            ) from error
+        if not isinstance(error, GlassgradError) and ("functionaliz" in str(error) or "non-ATen" in str(error)):
+            raise _refused_write(error) from error
         call = _torchs_call(error)
         if call is None:
             raise
@@ -263,6 +256,21 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
         ) from error
     finally:
         _put_python_randomness(drawn)
+
+
+def _refused_write(error: Exception) -> CaptureError:
+    """For a write in place that torch cannot make a value of."""
+    line = _line_in(error.__traceback__)
+    if "non-ATen" in str(error):
+        return CaptureError(
+            f"{_torchs_call(error)} writes in place, {line}, and torch has no graph for that. Use the form that returns a tensor "
+            f"(x = x.op() in place of x.op_()); torch says: {_first_line(error)}"
+        )
+    return CaptureError(
+        f"a write in place cannot be part of a graph, {line}: it goes into memory that several elements share (expand, unfold), or takes a "
+        f"tensor from an object that the step is not known to reach. Write into a clone, or pass the tensor as an argument; torch says: "
+        f"{_first_line(error)}"
+    )
 
 
 def _put_python_randomness(drawn: tuple[Any, ...]) -> None:

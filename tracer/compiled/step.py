@@ -201,8 +201,8 @@ class CompiledStep:
                 look = Look(self._step, self.modules, seen, self.leaf_hooks, self._optimizers)
                 continue
             writes = graph.captured.writes
-            if writes is not None and earlier is not None:
-                raise earlier.refusal()
+            if earlier is not None:
+                earlier.check_next(writes)
             if reached.extended is not None:
                 with self._looking, DisableTorchFunctionSubclass():
                     look.extend(reached)

@@ -1,9 +1,11 @@
-"""What differs between two walks over a step, in words."""
+"""In words: what differs between two walks over a step, and where in the user's code the step is."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
+
+from ops_registry.sites import user_frame
 
 
 def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, Any]]) -> list[str]:
@@ -12,7 +14,7 @@ def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, An
     Values that are others come first and alone; without any, what is now one object with another, or two; else what is new or gone. A walk
     that has met more finds more, which tells nothing.
     """
-    old, new = dict(before), dict(after)
+    old, new = _first_of_each(before), _first_of_each(after)
     others, ties, unpaired = list[str](), list[str](), list[str]()
     for name in [*new, *(name for name in old if name not in new)]:
         if name not in old:
@@ -21,15 +23,28 @@ def differences(before: Sequence[tuple[str, Any]], after: Sequence[tuple[str, An
             unpaired.append(f"{name} (gone)")
         elif old[name] != new[name]:
             same = _is_same(old[name]), _is_same(new[name])
-            found = ties if any(same) else others
+            found = ties if any(same) or (_is_place(old[name]) and _is_place(new[name])) else others
             if not all(same):
                 found.append(f"{name} ({_told(old[name])} -> {_told(new[name])})")
     return others or ties or unpaired
 
 
+def _first_of_each(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """What each name stood for when it was first met: where it was met again, it says no more than that."""
+    found = dict[str, Any]()
+    for name, fact in pairs:
+        found.setdefault(name, fact)
+    return found
+
+
 def _is_same(fact: Any) -> bool:
     """Whether it is the fact that a value was met before, which counts how much was."""
     return isinstance(fact, tuple) and fact[:1] == ("same",)
+
+
+def _is_place(fact: Any) -> bool:
+    """Whether it is the fact that a value is a tensor, which counts how many came before."""
+    return isinstance(fact, tuple) and fact[:1] == ("tensor",) and isinstance(fact[1], int)
 
 
 def _told(fact: Any) -> str:
@@ -42,6 +57,12 @@ def _told(fact: Any) -> str:
         return "a tensor"
     text = fact if isinstance(fact, str) else repr(fact)
     return text if len(text) < 80 else f"{text[:77]}..."
+
+
+def users_line() -> str:
+    """``at file.py:12`` of the innermost frame that is the user's."""
+    frame = user_frame()
+    return "at an unknown line" if frame is None else f"at {frame.f_code.co_filename}:{frame.f_lineno}"
 
 
 def last_name(name: str) -> str:

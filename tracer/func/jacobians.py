@@ -61,7 +61,7 @@ def _basis(outputs: Sequence[torch.Tensor], ends: list[int], start: int, stop: i
         cotangents = torch.zeros(stop - start, end - before, dtype=o.dtype, device=o.device)
         first, last = max(start, before), min(stop, end)
         if first < last:
-            cotangents[first - start : last - start, first - before : last - before].fill_diagonal_(1)
+            cotangents[first - start : last - start, first - before : last - before].diagonal().fill_(1)
         basis.append(cotangents.view(stop - start, *o.shape))
     return basis
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Sequence
 from enum import Enum
 from functools import partial
 from typing import Any
@@ -293,12 +294,16 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether two indices may show one element: no, if each stride steps over all that the smaller ones reach."""
-    shape = shape_of(tensor)
-    if 0 in shape or TensorBase.is_contiguous(tensor):
+    """Whether two indices may show one element."""
+    return not TensorBase.is_contiguous(tensor) and is_overlapping(shape_of(tensor), stride_of(tensor))
+
+
+def is_overlapping(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """The same for a tensor of this shape: no, if each stride steps over all that the smaller ones reach."""
+    if 0 in shape:
         return False
     reach = 0
-    for stride, size in sorted(zip(stride_of(tensor), shape, strict=True)):
+    for stride, size in sorted(zip(strides, shape, strict=True)):
         if size != 1:
             if stride <= reach:
                 return True

@@ -142,3 +142,40 @@ def test_a_quantized_argument_is_refused() -> None:
     quantized = torch.quantize_per_tensor(torch.randn(5, 4), 0.1, 0, torch.quint8)
     with pytest.raises(tracer.CaptureError, match=r"not dense \(quantized\)"):
         tracer.compile(lambda x: x.dequantize(), backend="replay")(quantized)
+
+
+def parts_of_one_buffer(layer: torch.nn.Module) -> None:
+    buffer = torch.zeros(15)
+    layer.weight.grad, layer.bias.grad = buffer[:12].view(3, 4), buffer[12:]
+
+
+def the_same_memory(layer: torch.nn.Module) -> None:
+    layer.weight.grad = torch.zeros(3, 4)
+    layer.bias.grad = layer.weight.grad.view(-1)[:3]
+
+
+def clipped(layer: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+    layer(x).square().sum().backward()
+    return torch.nn.utils.clip_grad_norm_(layer.parameters(), 1.0)
+
+
+def test_gradients_may_lie_beside_one_another_in_one_buffer() -> None:
+    layer, twin, x = linear(), linear(), torch.randn(5, 4)
+    parts_of_one_buffer(layer)
+    parts_of_one_buffer(twin)
+    compiled = tracer.compile(lambda x: clipped(layer, x), backend="replay")
+    for _ in range(3):
+        assert torch.equal(compiled(x), clipped(twin, x))
+        assert torch.equal(layer.weight.grad._base, twin.weight.grad._base)
+
+
+def test_gradients_that_overlap_are_refused_and_copies_are_not() -> None:
+    layer, x = linear(), torch.randn(5, 4)
+    the_same_memory(layer)
+    compiled = tracer.compile(lambda x: clipped(layer, x), backend="replay")
+    with pytest.raises(
+        tracer.CaptureError, match=r"\.grad of layer\.weight, which shares .* copy there before the call"
+    ):
+        compiled(x)
+    layer.weight.grad = layer.weight.grad.clone()
+    compiled(x)

@@ -184,6 +184,17 @@ def test_switches_of_torch_are_seen(name: str) -> None:
         torch.set_num_threads(threads)
 
 
+def test_explain_names_the_list_that_has_grown_and_no_tensors_behind_it() -> None:
+    held: list[torch.Tensor] = []
+    model = torch.nn.Linear(4, 3)
+    compiled = tracer.compile(lambda x: (model(x).sum() + sum(held)).backward(), backend="replay")
+    for _ in range(2):
+        compiled(torch.ones(2, 4))
+        held.append(torch.ones(()))
+    (differed,) = compiled.explain().rows[1]["differed"]
+    assert differed.startswith("held (")
+
+
 def test_explain_says_what_differed() -> None:
     trainer = Trainer(mlp())
     compiled = tracer.compile(trainer.step, backend="replay")

@@ -235,6 +235,27 @@ def test_a_compiled_module_makes_up_a_setting_at_its_first_call() -> None:
         assert model.options.kind == "single"
 
 
+def test_what_is_kept_may_be_returned_and_may_not_share_memory_with_a_result() -> None:
+    def step_with(keep: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], Any]:
+        model = nn.track(Lazy(in_slots))
+
+        def step(x: torch.Tensor) -> Any:
+            loss = model(x).square().sum()
+            loss.backward()
+            if model.kept is None:
+                model.kept = keep(loss.detach())
+            return loss, model.kept
+
+        return tracer.compile(step, backend="replay")
+
+    with pytest.raises(tracer.CaptureError, match=r"two\. Keep a copy \(x\.clone\(\)\)"):
+        step_with(lambda loss: loss)(torch.ones(3, 4))
+    compiled = step_with(torch.clone)
+    loss, kept = compiled(torch.ones(3, 4))
+    assert torch.equal(loss, kept)
+    assert compiled(torch.zeros(3, 4))[1] is kept
+
+
 def test_a_setting_that_is_put_back_is_made_up_again() -> None:
     model = nn.track(Lazy(in_an_object))
     compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay")

@@ -69,7 +69,22 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         lambda loss, x: (x * 1).unfold(0, 2, 1)[0].neg_(),
         "write in place cannot",
     ),
-    "write without a kernel": (lambda loss, x: (x * 1).polygamma_(1), "write in place cannot"),
+    "write into expanded memory": (
+        lambda loss, x: (x * 1)[:1].expand(5, 4).zero_(),
+        r"zero_ writes into .* several elements of which share memory .*test_refusals\.py",
+    ),
+    "write into overlapping rows": (
+        lambda loss, x: (x * 1).as_strided((4, 4), (1, 1)).add_(1),
+        "several elements of which share memory",
+    ),
+    "write into what is read": (
+        lambda loss, x: torch._foreach_add_([(y := x * 1)[1:]], [y[:-1]]),
+        "shares memory with another argument",
+    ),
+    "write without a kernel": (
+        lambda loss, x: (x * 1).polygamma_(1),
+        r"polygamma_ writes in place, .* returns a tensor",
+    ),
     "format": (lambda loss, x: f"{loss:.3f}", "asks for the value"),
     "print": (lambda loss, x: repr(loss), "made text"),
     "nonzero": (lambda loss, x: x.nonzero(), "shape depends on values"),
@@ -115,8 +130,13 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], Any], str]] = {
         "native, .* closed over and in no module",
     ),
     "closed-over array": (lambda loss, x: loss * torch.from_numpy(array), "array, a NumPy array"),
+    "an argument as gradient": (
+        lambda loss, x: setattr(model[0].bias, "grad", x.view(-1)[:8]),
+        r"sets \.grad of a leaf .* copy there \(x\.clone\(\)\)",
+    ),
     "counter": (counts, r"changes count\['steps'\]"),
     "list": (lambda loss, x: seen.append(loss.detach()), "changes seen"),
+    "list of what is returned": (lambda loss, x: (seen.append(loss.detach()), loss)[1], "changes seen"),
     "attribute": (sets_an_attribute, r"changes model\.last"),
     "hook": (lambda loss, x: model[0].weight.register_hook(lambda grad: grad * 2), r"other hooks on model\.0\.weight"),
     "Python's random numbers": (lambda loss, x: loss * random.random(), "Python's random"),

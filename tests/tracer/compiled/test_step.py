@@ -196,6 +196,7 @@ RETURNED: dict[str, Callable[..., Any]] = {
     "detached argument": lambda model, x: x.detach(),
     "detached parameter": lambda model, x: model[0].weight.detach(),
     "data of a parameter": lambda model, x: model[0].weight.data,
+    "a result and that detached": lambda model, x: ((loss := model(x).sum()), loss.detach()),
     "shape": lambda model, x: (x.shape, {"same": x.shape}),
     "a result with its gradient": lambda model, x: kept(model(x)),
     "a leaf with its gradient": lambda model, x: own_leaf(model(x)),
@@ -224,6 +225,19 @@ def test_what_is_returned_is_what_the_eager_step_returns(name: str) -> None:
             if b.grad is not None:
                 torch.testing.assert_close(a.grad, b.grad)
     assert model[0].weight.requires_grad
+
+
+def test_a_gradient_that_is_returned_is_the_one_that_is_filled_also_where_one_was_there() -> None:
+    model, x = mlp(), torch.randn(5, 4)
+
+    def step(x: torch.Tensor) -> list[Any]:
+        model(x).sum().backward()
+        return [parameter.grad for parameter in model.parameters()]
+
+    compiled = tracer.compile(step, backend="replay")
+    for _ in range(3):
+        grads = compiled(x)
+        assert all(grad is parameter.grad for grad, parameter in zip(grads, model.parameters(), strict=True))
 
 
 def leaves_of(value: Any) -> list[Any]:
