@@ -116,6 +116,21 @@ class Captured:
         """All that inputs are taken of: ``tensors``, those from elsewhere, and the gradients that are there."""
         return [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in self.given)]
 
+    def results(self, names: Sequence[str]) -> list[str]:
+        """What each result of the graph is, in words; ``names`` are those of the tensors that were offered."""
+        told = dict[int, str]()
+        for found in (*self.handed, self):
+            told |= {at: f"gradient of {names[position]}" for position, at in found.grads}
+        for handed in self.handed:
+            told |= {at: "a gradient that is handed on" for at in handed.taken if at is not None}
+        for number, leaf in enumerate(self.returned):
+            if leaf.kind == "result":
+                told[leaf.at] = f"returned[{number}]"
+                if leaf.grad is not None:
+                    told[leaf.grad] = f"gradient of returned[{number}]"
+        told |= {at: "kept by the step" for _, at in self.kept}
+        return [told[at] for at in sorted(told)]
+
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
         seen = list[Any]()

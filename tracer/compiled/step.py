@@ -305,9 +305,12 @@ class CompiledStep:
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
         """The graph of a call with these arguments, without running it."""
         made, _, _ = self.find(args, kwargs)
+        graph: torch.fx.GraphModule = made.captured.graph
+        graph.meta["results"] = made.captured.results([*made.names, *["a tensor from elsewhere"] * len(made.strangers)])
         if made.conditions is not None:
-            made.captured.graph.meta["conditions"] = made.conditions.told
-        return made.captured.graph
+            graph.meta["conditions"] = made.conditions.told
+        type(graph).__name__ = getattr(self, "__name__", "step")  # what is printed is a class; each graph has its own
+        return graph
 
     def _names(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> list[str]:
         """A name for each of the tensors of a call whose arguments these are."""
