@@ -45,7 +45,8 @@ _SIMPLE = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch
 class Returned:
     """One leaf of what the step returned."""
 
-    #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "value".
+    #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "value";
+    #: "again": the very object that is returned there.
     kind: str
     at: Any
     tracked: bool = False
@@ -105,7 +106,7 @@ class Captured:
     stage: Stage
     #: Tensors that the step has made and that somebody keeps, with their positions among the results.
     kept: list[tuple[torch.Tensor, int]] = field(default_factory=list)
-    #: The results of the graph that are inputs of it.
+    #: The results of the graph that are inputs of it, or that it gives once more (``loss, loss.detach()``).
     passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
@@ -118,9 +119,8 @@ class Captured:
 
     def results(self, names: Sequence[str]) -> list[str]:
         """What each result of the graph is, in words; ``names`` are those of the tensors that were offered."""
-        told = dict[int, str]()
-        for found in (*self.handed, self):
-            told |= {at: f"gradient of {names[position]}" for position, at in found.grads}
+        grads = [pair for handed in self.handed for pair in handed.grads] + self.grads
+        told = {at: f"gradient of {names[position]}" for position, at in grads}
         for handed in self.handed:
             told |= {at: "a gradient that is handed on" for at in handed.taken if at is not None}
         for number, leaf in enumerate(self.returned):
@@ -281,9 +281,10 @@ def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tenso
 
 
 def _passed_on(graph: torch.fx.Graph) -> frozenset[int]:
-    """The results that are inputs."""
+    """The results that are inputs, or that come once more."""
     outputs: Any = graph.output_node().args[0]
-    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder")
+    first = {node: at for at, node in reversed(list(enumerate(outputs)))}
+    return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder" or first[node] != at)
 
 
 def _looks_at_offset(node: torch.fx.Node) -> bool:
@@ -355,8 +356,11 @@ def _collect(
             run.results.append(plain_alias(grad))
     places = {id(original.tensor): position for position, original in enumerate(originals)}
     leaves, run.rebuild = flatten(value)
-    for leaf in leaves:
-        if isinstance(leaf, torch.SymBool):
+    met: dict[int, int] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and met.setdefault(id(leaf), number) != number:
+            run.returned.append(Returned("again", met[id(leaf)]))
+        elif isinstance(leaf, torch.SymBool):
             run.returned.append(Returned("value", bool(leaf)))
         elif isinstance(leaf, torch.SymInt | torch.SymFloat):
             run.returned.append(Returned("result", len(run.results)))

@@ -95,7 +95,7 @@ class ModuleGraph:
             if joint.written:
                 refuse_shared_memory(joint.forward, offered, self.names)
             values = list(self.halves.forward([plain_alias(offered[i]) for i in self.halves.inputs]))
-            results, saved = values[: joint.results], values[joint.results :]
+            results, saved = _objects(values[: joint.results]), values[joint.results :]
             del values
             if self.halves.backward is not None:
                 self._record(results, saved, offered[: len(tensors)], originals, hooks)
@@ -162,6 +162,14 @@ class ModuleGraph:
         enter(node, results)
         for position in joint.differentiable:
             become_tracked(results[position], node.of_result(position, results[position]))
+
+
+def _objects(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each result an object of its own: of ``h, h.detach()``, which are one to a graph, the first alone has a history."""
+    if len(results) == len(set(map(id, results))):
+        return results
+    seen = set[int]()
+    return [plain_alias(tensor) if id(tensor) in seen or seen.add(id(tensor)) else tensor for tensor in results]  # type: ignore[func-returns-value]
 
 
 def _leaf(part: Part, results: Sequence[torch.Tensor], originals: Sequence[torch.Tensor]) -> Any:
