@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from ops_registry.torch_private import (
     set_grad_enabled,
 )
 from tracer.backprop.progress import innermost
-from tracer.compiled.backends import Backend
+from tracer.compiled.backends import Backend, default_backend, named_failure
 from tracer.compiled.capture import Captured
 from tracer.compiled.graphs import refuse_shared_memory
 from tracer.compiled.joint import Joint, Part, capture_module, empty_like_cotangent
@@ -289,6 +289,7 @@ def make_module_graph(
 
 def halves_of(joint: Joint, backend: Backend) -> Halves:
     """What runs the graph."""
-    with _as_in_the_graph():
-        make = halves if joint.wanted else forward_alone
-        return make(backend, joint.captured.graph, joint.inputs, joint.results, joint.written)
+    chosen = default_backend() if backend is None else backend
+    make = halves if joint.wanted else forward_alone
+    with _as_in_the_graph(), named_failure("module") if chosen == "inductor" else nullcontext():
+        return make(chosen, joint.captured.graph, joint.inputs, joint.results, joint.written)

@@ -67,7 +67,7 @@ class Watch(TorchFunctionMode):
         self._inputs = inputs
         self._handed = handed
         self._order = order
-        #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
+        #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf that is an input.
         self.looked_at_grad = False
         #: Whether it has asked where in its memory a tensor begins.
         self.looked_at_offset = False
@@ -149,7 +149,8 @@ class Watch(TorchFunctionMode):
             asks = frame.f_back.f_globals.get("__name__", "")
             if asks.startswith("tracer.backprop"):
                 return
-            self.looked_at_grad = True
+            # Of a leaf that the step makes itself there is none at the start, whenever it is called.
+            self.looked_at_grad |= id(leaf) in self._inputs
             if id(leaf) in self._handed:
                 raise CaptureError(
                     f"a step that is captured looks at .grad of a parameter of shape {tuple(leaf.shape)}, {users_line()}, after a backward "
