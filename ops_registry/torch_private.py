@@ -340,13 +340,13 @@ tree_map: Callable[..., Any] = torch.utils._pytree.tree_map
 tree_map_only: Callable[..., Any] = torch.utils._pytree.tree_map_only
 tree_any_only: Callable[..., bool] = torch.utils._pytree.tree_any_only
 
-#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, and the
-#: list of modules that it leaves alone. Modules by name: loading them takes seconds, and most programs never need them.
+#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, the modules that it
+#: leaves alone, and its settings. Modules by name: loading them takes seconds, and most programs never need them.
 DYNAMO_BUILDER = "torch._dynamo.variables.builder"
 DYNAMO_ERRORS = "torch._dynamo.exc"
 DYNAMO_TYPES = "torch._dynamo.types"
 DYNAMO_SKIPPED = "torch._dynamo.trace_rules"
-
+DYNAMO_SETTINGS = "torch._dynamo.config"
 #: What ``functorch.compile`` offers of torch's ahead-of-time autograd: (module, nothing, function).
 AOT_FUNCTION = (("torch._functorch.aot_autograd", "", "aot_function"),)
 

@@ -35,6 +35,7 @@ from tracer.compiled.symbolic import Dims, Stage
 from tracer.compiled.turns import capturing
 from tracer.errors import CaptureError
 from tracer.graph import Graph
+from tracer.recording.compilers import as_written
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
@@ -210,7 +211,7 @@ def capture_step(
         examples = [stage.without_values(i, *pair) for i, pair in enumerate(pairs)]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
-    with capturing(), Graph(sites=True), cudnn_off():
+    with capturing(), Graph(sites=True), cudnn_off(), as_written():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
     run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))

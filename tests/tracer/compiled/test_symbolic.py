@@ -112,6 +112,13 @@ def test_no_and_one_row_have_graphs_of_their_own() -> None:
     assert [row["calls"] for row in rows_of(compiled)] == [3, 2, 2]
 
 
+def test_a_condition_that_divides_by_a_size_is_not_met_by_none() -> None:
+    compiled = assert_follows(
+        lambda m, x: x.reshape(x.shape[1], x.shape[0]).square().sum() + m(x).sum(), (6, 7, 0, 1, 9)
+    )
+    assert [row["calls"] for row in rows_of(compiled)] == [3, 1, 1]
+
+
 def test_numbers_among_the_arguments_are_keys_by_value() -> None:
     def loss(m: torch.nn.Module, x: torch.Tensor, power: int) -> torch.Tensor:
         return m(x).pow(power).mean()
