@@ -247,7 +247,7 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
             f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
             f"step, or run the step eagerly."
         ) from error
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ArithmeticError) as error:
         if not isinstance(error, GlassgradError) and "functionaliz" in str(error):
             raise CaptureError(
                 f"a write in place cannot be part of a graph, {_line_in(error.__traceback__)}: it goes into memory that several elements "
@@ -259,8 +259,8 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
             raise
         raise CaptureError(
             f"{call} raises in a step that is captured, {_line_in(error.__traceback__)}: {_first_line(error)}. If the "
-            f"eager step raises it as well, mend it there. If not, the call reads values, and there are none in a capture: give it "
-            f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
+            f"eager step raises it as well, mend it there. If not, the call reads values, and there are none in a capture, or it knows "
+            f"no tensor without elements there: give it numbers in place of a tensor of sizes or of indices, or keep it out of the step."
         ) from error
     finally:
         _put_python_randomness(drawn)
