@@ -191,8 +191,8 @@ def _is_numpy_scalar(value: Any) -> bool:
 
 
 def _key_of_attributes(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The attributes that somebody has given to a tensor that is an argument."""
-    found = users_attributes(tensor)
+    """The attributes that somebody has given to a tensor that is an argument; torch.compile's notes on its sizes are none."""
+    found = {name: value for name, value in users_attributes(tensor).items() if not name.startswith("_dynamo_")}
     for name, value in found.items():
         if not is_plain(value):
             raise CaptureError(

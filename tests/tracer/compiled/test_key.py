@@ -184,6 +184,15 @@ def test_switches_of_torch_are_seen(name: str) -> None:
         torch.set_num_threads(threads)
 
 
+def test_an_argument_that_torch_compile_has_seen_is_as_any_other() -> None:
+    model, x = mlp(), torch.randn(5, 4)
+    x._dynamo_propagated_dynamic_indices = {0}  # as torch leaves it there
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay")
+    for given in (x, torch.randn(5, 4)):
+        compiled(given)
+    assert len(compiled.explain().rows) == 1
+
+
 def test_explain_says_what_differed() -> None:
     trainer = Trainer(mlp())
     compiled = tracer.compile(trainer.step, backend="replay")
