@@ -340,13 +340,13 @@ tree_map: Callable[..., Any] = torch.utils._pytree.tree_map
 tree_map_only: Callable[..., Any] = torch.utils._pytree.tree_map_only
 tree_any_only: Callable[..., bool] = torch.utils._pytree.tree_any_only
 
-#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, and the
-#: list of modules that it leaves alone. Modules by name: loading them takes seconds, and most programs never need them.
+#: Where torch.compile looks at a tensor for the first time, its errors, what it does with code that it cannot compile, the modules that it
+#: leaves alone, and its settings. Modules by name: loading them takes seconds, and most programs never need them.
 DYNAMO_BUILDER = "torch._dynamo.variables.builder"
 DYNAMO_ERRORS = "torch._dynamo.exc"
 DYNAMO_TYPES = "torch._dynamo.types"
 DYNAMO_SKIPPED = "torch._dynamo.trace_rules"
-
+DYNAMO_SETTINGS = "torch._dynamo.config"
 #: What ``functorch.compile`` offers of torch's ahead-of-time autograd: (module, nothing, function).
 AOT_FUNCTION = (("torch._functorch.aot_autograd", "", "aot_function"),)
 
@@ -429,7 +429,9 @@ def split_for_inductor(
     graph: torch.fx.GraphModule, inputs: list[torch.Tensor], results: int
 ) -> tuple[torch.fx.GraphModule, torch.fx.GraphModule]:
     """The same behind inductor's own passes over joint graphs, after which random numbers are made from seeds and can be made again."""
-    return importlib.import_module("torch._inductor.compile_fx").partition_fn(graph, inputs, num_fwd_outputs=results)
+    compile_fx = importlib.import_module("torch._inductor.compile_fx")
+    with compile_fx.V.set_fake_mode(torch._guards.detect_fake_mode(inputs)):  # seeds of several draws are made together
+        return compile_fx.partition_fn(graph, inputs, num_fwd_outputs=results)
 
 
 def inductor_decompositions() -> dict[Any, Callable[..., Any]]:
@@ -446,10 +448,9 @@ def compile_half(
     """
     compile_fx = importlib.import_module("torch._inductor.compile_fx")
     context = torch._guards.TracingContext(torch._guards.detect_fake_mode(inputs))
-    virtualized = importlib.import_module("torch._inductor.virtualized").V
     with (
         torch._guards.tracing(context),
-        virtualized.set_fake_mode(context.fake_mode),
+        compile_fx.V.set_fake_mode(context.fake_mode),
         torch._guards.TracingContext.report_output_strides() as strides,
     ):
         return compile_fx.compile_fx_inner(graph, inputs, is_backward=backward, is_inference=False), list(strides or [])
@@ -484,7 +485,6 @@ def rename_node(node: torch.fx.Node, name: str) -> None:
 
 #: Sees every call below autograd and functionalisation, on tensors that are then those of the graph.
 TorchDispatchMode: Any = torch.utils._python_dispatch.TorchDispatchMode
-
 #: Real tensors in a block while a step is captured.
 disable_modes: Callable[[], AbstractContextManager[Any]] = torch.utils._python_dispatch._disable_current_modes
 

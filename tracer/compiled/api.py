@@ -82,10 +82,12 @@ def export_graph(
 ) -> torch.fx.GraphModule:
     """The graph of one call of ``step``, forward and backward, as ATen ops; nothing is run.
 
-    Its inputs are the tensors that the step reaches and its tensor arguments, those that it uses, named after what they are; its results
-    gradients first, then what the step returned, then what it would leave in a cache. ``node.meta["origin"]`` has the module, the line
-    and, in backward, the rule of each call; ``print_readable()`` shows them. With ``dynamic`` the sizes of arguments are symbols, and
-    ``graph.meta["conditions"]`` says what they have to fulfil. Raises ``CaptureError`` as ``tracer.compile`` does.
+    Its inputs are the tensors that the step reaches, its tensor arguments and, where it reads or adds to ``.grad``, those that are there
+    (``grad_of_...``): those that it uses, named after what they are. Its results are gradients first, then what the step returned, leaf
+    by leaf, then what it would leave in a cache: ``graph.meta["results"]`` names each. ``node.meta["origin"]`` has the module and the line
+    of each call; in backward those of the call that is gone back through, the rule, and where its formula is written.
+    ``print_readable()`` shows them. With ``dynamic`` the sizes of arguments are symbols, and ``graph.meta["conditions"]`` says what they
+    have to fulfil. Raises ``CaptureError`` as ``tracer.compile`` does.
     """
     given = [modules] if isinstance(modules, torch.nn.Module) else modules
     compiled = CompiledStep(step, given, "replay", dynamic, False)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import copy
 import functools
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -46,14 +47,23 @@ def build(backend: Backend, graph: torch.fx.GraphModule, inputs: list[torch.Tens
     with DisableTorchFunctionSubclass(), torch.no_grad():
         if chosen != "inductor":
             return chosen(graph, inputs)  # type: ignore[operator]
-        try:
+        with named_failure("step"):
             return _compiled(graph, inputs)
-        except Exception as error:
-            reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-            raise CaptureError(
-                f"torch's inductor could not compile the graph of the step ({reason}). The same graph runs without a "
-                f"compiler: backend='replay'. Or keep the call that inductor names out of the step."
-            ) from error
+
+
+@contextmanager
+def named_failure(what: str) -> Iterator[None]:
+    """Where inductor fails inside the block, raise ``CaptureError``. ``what`` the graph is of: a step, a module."""
+    try:
+        yield
+    except CaptureError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+        raise CaptureError(
+            f"torch's inductor could not compile the graph of the {what} ({reason}). The same graph runs without a compiler: "
+            f"backend='replay'. Or keep the call that inductor names out of the {what}."
+        ) from error
 
 
 def _reshaping(graph: torch.fx.GraphModule) -> torch.fx.GraphModule:

@@ -35,6 +35,7 @@ from tracer.compiled.symbolic import Dims, Stage
 from tracer.compiled.turns import capturing
 from tracer.errors import CaptureError
 from tracer.graph import Graph
+from tracer.recording.compilers import as_written
 from tracer.tracked_tensor import Tensor, plain_alias
 
 _GRAD: Any = torch.Tensor.grad
@@ -46,7 +47,7 @@ class Returned:
     """One leaf of what the step returned."""
 
     #: "input": the tensor given there, itself; "result": one of the graph's; "grad": the ``.grad`` that the call fills there; "kept": one
-    #: that somebody keeps from then on; "value".
+    #: that somebody keeps from then on; "value"; "again": the very object that is returned there.
     kind: str
     at: Any
     tracked: bool = False
@@ -107,7 +108,7 @@ class Captured:
     #: Tensors that the step has made and that somebody keeps, with their positions among the results, and whether they share their memory
     #: with another, or with one that is given or returned; in the graph they are two.
     kept: list[tuple[torch.Tensor, int, bool]] = field(default_factory=list)
-    #: The results of the graph that are inputs of it, or results at an earlier position.
+    #: The results of the graph that are inputs of it, or that it gives once more (``loss, loss.detach()``).
     passed_on: frozenset[int] = frozenset()
     #: Tensors that came from nowhere: neither arguments nor found in anything that the step reaches.
     strangers: list[torch.Tensor] = field(default_factory=list)
@@ -117,6 +118,20 @@ class Captured:
     def offered(self, tensors: Sequence[torch.Tensor], strangers: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """All that inputs are taken of: ``tensors``, those from elsewhere, and the gradients that are there."""
         return [*tensors, *strangers, *(_GRAD.__get__(tensors[i]) for i in self.given)]
+
+    def results(self, names: Sequence[str]) -> list[str]:
+        """What each result of the graph is, in words; ``names`` are those of the tensors that were offered."""
+        grads = [pair for handed in self.handed for pair in handed.grads] + self.grads
+        told = {at: f"gradient of {names[position]}" for position, at in grads}
+        for handed in self.handed:
+            told |= {at: "a gradient that is handed on" for at in handed.taken if at is not None}
+        for number, leaf in enumerate(self.returned):
+            if leaf.kind == "result":
+                told[leaf.at] = f"returned[{number}]"
+                if leaf.grad is not None:
+                    told[leaf.grad] = f"gradient of returned[{number}]"
+        told |= {at: "kept by the step" for _, at, _ in self.kept}
+        return [told[at] for at in sorted(told)]
 
     def looks(self, tensors: list[torch.Tensor]) -> tuple[Any, ...]:
         """What there is of that which few steps look at: ``.grad`` of each tensor, and where in its memory it begins."""
@@ -197,7 +212,7 @@ def capture_step(
         examples = [stage.without_values(i, *pair) for i, pair in enumerate(pairs)]
     # A graph of its own: the calls of a capture are no calls of the user's, and backward nodes are named after their sites.
     # cuDNN's recurrent layers draw their dropout, and save for backward, in a way that no graph shows: torch's own steps are taken.
-    with capturing(), Graph(sites=True), cudnn_off():
+    with capturing(), Graph(sites=True), cudnn_off(), as_written():
         trace = make_fx(functionalised(joint, written), tracing_mode=stage.mode_of_tracing, _allow_non_fake_inputs=True)
         graph = trace(*examples)
     run.looks_at_offset |= any(map(_looks_at_offset, graph.graph.nodes))
@@ -268,9 +283,9 @@ def _fill_at_first(tensors: Sequence[torch.Tensor], grads: dict[int, torch.Tenso
 
 
 def _passed_on(graph: torch.fx.Graph) -> frozenset[int]:
-    """The results that are inputs, or that stand among the results before."""
+    """The results that are inputs, or that come once more."""
     outputs: Any = graph.output_node().args[0]
-    first = {node: at for at, node in reversed([*enumerate(outputs)])}
+    first = {node: at for at, node in reversed(list(enumerate(outputs)))}
     return frozenset(at for at, node in enumerate(outputs) if node.op == "placeholder" or first[node] != at)
 
 
@@ -350,8 +365,11 @@ def _collect(
         of_grad[id(grad)] = position
     places = {id(original.tensor): position for position, original in enumerate(originals)}
     leaves, run.rebuild = flatten(value)
-    for leaf in leaves:
-        if isinstance(leaf, torch.SymBool):
+    met: dict[int, int] = {}
+    for number, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and met.setdefault(id(leaf), number) != number:
+            run.returned.append(Returned("again", met[id(leaf)]))
+        elif isinstance(leaf, torch.SymBool):
             run.returned.append(Returned("value", bool(leaf)))
         elif isinstance(leaf, torch.SymInt | torch.SymFloat):
             run.returned.append(Returned("result", len(run.results)))

@@ -82,8 +82,11 @@ class StepGraph:
                 _hand_over(handed, captured, tensors, values)
         with DisableTorchFunctionSubclass(), torch.no_grad():
             _fill(captured, captured.looks_at_grad, tensors, values)
+        leaves = list[Any]()
         with DisableTorchFunctionSubclass():
-            return captured.rebuild([_returned(captured, leaf, tensors, values) for leaf in captured.returned])
+            for leaf in captured.returned:
+                leaves.append(leaves[leaf.at] if leaf.kind == "again" else _returned(captured, leaf, tensors, values))
+            return captured.rebuild(leaves)
 
     def _values(self, tensors: list[torch.Tensor]) -> Any:
         """The results of the graph."""
@@ -152,9 +155,7 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
-    if (
-        leaf.at in captured.passed_on
-    ):  # the step returns x.detach(), or a result twice: another object in the same memory
+    if leaf.at in captured.passed_on:  # x.detach(), or h and h.detach(): another object in the same memory
         value = plain_alias(value)
     if leaf.grad is not None:
         _GRAD.__set__(value, values[leaf.grad])

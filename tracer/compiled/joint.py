@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from ops_registry.torch_private import (
     is_any_autocast_enabled,
     storage_key,
 )
+from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.backprop.api import grad
 from tracer.compiled.capture import Captured, Returned
 from tracer.compiled.graphs import checked_capture
@@ -195,11 +197,16 @@ def capture_module(call: Callable[[], Any], reached: Reached, tensors: list[torc
     def joint() -> list[Any]:
         with without_hooks(tensors):
             run()
-            roots = [run.own[i] for i in differentiable]
-            with DisableAutocast() if is_any_autocast_enabled() else nullcontext():
-                grads = grad(roots, [tensors[i] for i in made.wanted], cotangents, allow_unused=True)
+            roots, wanted = [run.own[i] for i in differentiable], [tensors[i] for i in made.wanted]
+            with leaving_grad_alone() as filled, DisableAutocast() if is_any_autocast_enabled() else nullcontext():
+                grads = grad(roots, wanted, cotangents, allow_unused=True)
         with DisableTorchFunctionSubclass():
-            return [plain_alias(t) for t in run.own] + [None if g is None else plain_alias(g) for g in grads]
+            # A checkpoint with a backward pass of its own (use_reentrant=True) fills .grad of what it uses.
+            parts = [
+                [g for g in (filled.get(t), found) if g is not None] for t, found in zip(wanted, grads, strict=True)
+            ]
+            sums = [functools.reduce(torch.add, map(plain_alias, part)) if part else None for part in parts]
+            return [*map(plain_alias, run.own), *sums]
 
     made.captured, more = checked_capture(joint, reached, [*offered, *cotangents], all_names, {})
     _refuse_own_backward(made.captured, names)

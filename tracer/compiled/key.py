@@ -50,8 +50,8 @@ _VALUES = frozenset({"decimal", "fractions", "pathlib", "datetime", "uuid"})
 
 #: The names of what ``key_of_thread`` gives. A compiler has the number of threads in its code.
 THREAD = (
-    "rules of use blocks", "changes of rules", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA", "autocast's cache",
-    "default dtype", "deterministic algorithms", "hooks on saved tensors", "default device", "anomaly mode", "fallback",
+    "rules of use blocks", "rules registered so far", "grad mode", "inference mode", "autocast on the CPU", "autocast on CUDA",
+    "autocast's cache", "default dtype", "deterministic algorithms", "hooks on saved tensors", "default device", "anomaly mode", "fallback",
     "number of threads", f"switches of backends ({', '.join(SWITCHES)})", "precision of float32 products on CUDA, and on the CPU",
 )  # fmt: skip
 
@@ -104,6 +104,16 @@ def key_of_thread() -> tuple[Any, ...]:
         (*[ask() for ask in asks_of_switches], *attention_order()),
         (precision_of("cuda", "matmul"), precision_of("mkldnn", "matmul")),
     )
+
+
+def named_thread(thread: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+    """What ``key_of_thread`` gave, by name, each switch of a backend by its own."""
+    for name, value in zip(THREAD, thread, strict=True):
+        if name.startswith("switches"):
+            yield from zip(SWITCHES, value, strict=False)
+            yield "order of attention's kernels", value[len(SWITCHES) :]
+        else:
+            yield name, value
 
 
 #: What puts back what a step has left changed.
@@ -181,8 +191,8 @@ def _is_numpy_scalar(value: Any) -> bool:
 
 
 def _key_of_attributes(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """The attributes that somebody has given to a tensor that is an argument."""
-    found = users_attributes(tensor)
+    """The attributes that somebody has given to a tensor that is an argument; torch.compile's notes on its sizes are none."""
+    found = {name: value for name, value in users_attributes(tensor).items() if not name.startswith("_dynamo_")}
     for name, value in found.items():
         if not is_plain(value):
             raise CaptureError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,7 +20,7 @@ from ops_registry.torch_private import (
     set_grad_enabled,
 )
 from tracer.backprop.progress import innermost
-from tracer.compiled.backends import Backend
+from tracer.compiled.backends import Backend, default_backend, named_failure
 from tracer.compiled.capture import Captured
 from tracer.compiled.joint import Joint, Part, capture_module, empty_like_cotangent
 from tracer.compiled.partition import Halves, forward_alone, halves
@@ -95,7 +95,7 @@ class ModuleGraph:
             if joint.written:
                 refuse_shared_memory(joint.forward, offered, self.names)
             values = list(self.halves.forward([plain_alias(offered[i]) for i in self.halves.inputs]))
-            results, saved = values[: joint.results], values[joint.results :]
+            results, saved = _objects(values[: joint.results]), values[joint.results :]
             del values
             if self.halves.backward is not None:
                 self._record(results, saved, offered[: len(tensors)], originals, hooks)
@@ -162,6 +162,14 @@ class ModuleGraph:
         enter(node, results)
         for position in joint.differentiable:
             become_tracked(results[position], node.of_result(position, results[position]))
+
+
+def _objects(results: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Each result an object of its own: of ``h, h.detach()``, which are one to a graph, the first alone has a history."""
+    if len(results) == len(set(map(id, results))):
+        return results
+    seen = set[int]()
+    return [plain_alias(tensor) if id(tensor) in seen or seen.add(id(tensor)) else tensor for tensor in results]  # type: ignore[func-returns-value]
 
 
 def _leaf(part: Part, results: Sequence[torch.Tensor], originals: Sequence[torch.Tensor]) -> Any:
@@ -281,6 +289,7 @@ def make_module_graph(
 
 def halves_of(joint: Joint, backend: Backend) -> Halves:
     """What runs the graph."""
-    with _as_in_the_graph():
-        make = halves if joint.wanted else forward_alone
-        return make(backend, joint.captured.graph, joint.inputs, joint.results, joint.written)
+    chosen = default_backend() if backend is None else backend
+    make = halves if joint.wanted else forward_alone
+    with _as_in_the_graph(), named_failure("module") if chosen == "inductor" else nullcontext():
+        return make(chosen, joint.captured.graph, joint.inputs, joint.results, joint.written)

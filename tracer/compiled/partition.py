@@ -19,7 +19,7 @@ from ops_registry.torch_private import (
     split_for_inductor,
     split_for_memory,
 )
-from tracer.compiled.backends import Backend, build, default_backend
+from tracer.compiled.backends import Backend, build
 from tracer.compiled.functional import functionalised
 from tracer.compiled.random_numbers import draws
 from tracer.compiled.simplify import give_own_memory
@@ -52,11 +52,10 @@ def halves(
     ``inputs``: the positions of tensors, or -1 less the number of a cotangent. Of the results the first ``results`` are the module's, then
     come the values of the tensors ``written``, which the forward graph writes itself, and the gradients.
     """
-    chosen = default_backend() if backend is None else backend
     graph = torch.fx.GraphModule(graph, copy.deepcopy(graph.graph))  # the partitioner writes into it
     name_inputs(graph.graph, inputs)
     depends = _dependence(graph.graph, results + len(written))
-    if chosen == "inductor":
+    if backend == "inductor":
         graph = _decomposed(graph)
         name_inputs(graph.graph, inputs)
         forward, backward = split_for_inductor(graph, _examples(graph), results + len(written))
@@ -70,7 +69,7 @@ def halves(
     output = backward.graph.output_node()
     give_own_memory(backward.graph, output, range(len(output.args[0])))  # type: ignore[arg-type]
     backward.recompile()
-    run_forward, run_backward = _build(chosen, forward, backward, results, len(saved))
+    run_forward, run_backward = _build(backend, forward, backward, results, len(saved))
     positions = [_number(str(node.target)) for node in forward.graph.find_nodes(op="placeholder")]
     return Halves(run_forward, run_backward, positions, saved, cotangents, depends)
 

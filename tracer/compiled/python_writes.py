@@ -126,7 +126,7 @@ def _has_fixed_sizes(tensor: torch.Tensor) -> bool:
 
 
 def _told(reached: Reached, again: Reached) -> str:
-    found = differences(reached.facts, again.facts)
+    found = differences(reached.facts, again.facts).told
     if not found:
         pairs = zip(reached.names, reached.tensors, again.tensors, strict=False)
         found = [f"{name} (another tensor)" for name, tensor, other in pairs if tensor is not other]

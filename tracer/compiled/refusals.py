@@ -68,7 +68,7 @@ class Watch(TorchFunctionMode):
         self._inputs = inputs
         self._handed = handed
         self._order = order
-        #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf.
+        #: Whether the step, not the backward pass, has read or set ``.grad`` of a leaf that is an input.
         self.looked_at_grad = False
         #: Whether it has asked where in its memory a tensor begins.
         self.looked_at_offset = False
@@ -151,7 +151,8 @@ class Watch(TorchFunctionMode):
             asks = frame.f_back.f_globals.get("__name__", "")
             if asks.startswith("tracer.backprop"):
                 return
-            self.looked_at_grad = True
+            # Of a leaf that the step makes itself there is none at the start, whenever it is called.
+            self.looked_at_grad |= id(leaf) in self._inputs
             if id(leaf) in self._handed:
                 raise CaptureError(
                     f"a step that is captured looks at .grad of a parameter of shape {tuple(leaf.shape)}, {users_line()}, after a backward "
@@ -243,7 +244,7 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
             f"torch cannot tell the result of a call without running it, {_line_in(error.__traceback__)}: {error}. Leave it out of the "
             f"step, or run the step eagerly."
         ) from error
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, ArithmeticError) as error:
         if not isinstance(error, GlassgradError) and ("functionaliz" in str(error) or "non-ATen" in str(error)):
             raise _refused_write(error) from error
         call = _torchs_call(error)
@@ -251,8 +252,8 @@ def refusing(inputs: Sequence[torch.Tensor], order: MemoryOrder, handed: set[int
             raise
         raise CaptureError(
             f"{call} raises in a step that is captured, {_line_in(error.__traceback__)}: {_first_line(error)}. If the "
-            f"eager step raises it as well, mend it there. If not, the call reads values, and there are none in a capture: give it "
-            f"numbers in place of a tensor of sizes or of indices, or keep it out of the step."
+            f"eager step raises it as well, mend it there. If not, the call reads values, and there are none in a capture, or it knows "
+            f"no tensor without elements there: give it numbers in place of a tensor of sizes or of indices, or keep it out of the step."
         ) from error
     finally:
         _put_python_randomness(drawn)

@@ -19,7 +19,7 @@ from tracer.compiled.backends import Backend, check_backend, default_backend
 from tracer.compiled.check import checked_call
 from tracer.compiled.families import Family, key_without_sizes
 from tracer.compiled.graphs import MetMore, make_graph
-from tracer.compiled.key import ASPECTS, THREAD, is_plain, key_of_arguments, key_of_tensor, key_of_thread
+from tracer.compiled.key import ASPECTS, is_plain, key_of_arguments, key_of_tensor, key_of_thread, named_thread
 from tracer.compiled.looks import Look
 from tracer.compiled.nests import ids_in, kept_as_they_were, types_of_keys
 from tracer.compiled.observed import Seen
@@ -27,12 +27,13 @@ from tracer.compiled.optimizers import FullStep, Optimizers, StateToCome, optimi
 from tracer.compiled.python_writes import PythonWrites
 from tracer.compiled.reached import Reached
 from tracer.compiled.report import CompiledStepReport
-from tracer.compiled.telling import differences
+from tracer.compiled.telling import NESTING, nearest
 from tracer.compiled.turns import making, runs
 from tracer.errors import CaptureError, GradientArgumentError
 from tracer.tracked_tensor import Tensor
 
 _TENSORS = frozenset({torch.Tensor, Tensor, torch.nn.Parameter})
+_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 #: So many graphs of one step are told of once.
 MANY = 9
 #: So many are kept, and so many ways to look at the step; a capture is tried so often.
@@ -206,15 +207,15 @@ class CompiledStep:
             if reached.extended is not None:
                 with self._looking, DisableTorchFunctionSubclass():
                     look.extend(reached)
-                    state = look.state
-                key = state, *key[1:]
+                    key = look.state, *key[1:]
                 self._families[key_without_sizes(key)] = family
             if look not in self._looks:
                 self._looks = [look, *self._looks[: LOOKS - 1]]
             if known is None:
                 self._tell(graph.captured.observer.told)
                 with DisableTorchFunctionSubclass():
-                    named = _named_key(reached.extended or reached, graph.names, leaves, key)
+                    arguments = names_of_leaves(self._signature, args, kwargs)
+                    named = _named_key(reached.extended or reached, arguments, leaves, key)
                     self._note(graph, named, family.broken(tensors))
                 if writes is not None:
                     self._refuse_more_writes(graph, writes, leaves, spec, roots, args, kwargs)
@@ -279,8 +280,7 @@ class CompiledStep:
     def _note(self, graph: Any, key: list[tuple[str, Any]], broken: list[str]) -> None:
         """What the nearest graph before was made for tells why this one had to be."""
         graph.key = key
-        differ = [differences(before.key, key) for before in self._made]
-        graph.differed = (min(differ, key=len) if differ else []) + broken
+        graph.differed = nearest([before.key for before in self._made], key) + broken
         self._made.append(graph)
         if len(self._made) == MANY:
             warnings.warn(
@@ -305,14 +305,20 @@ class CompiledStep:
     def graph_for(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.fx.GraphModule:
         """The graph of a call with these arguments, without running it."""
         made, _, _ = self.find(args, kwargs)
+        graph: torch.fx.GraphModule = made.captured.graph
+        graph.meta["results"] = made.captured.results([*made.names, *["a tensor from elsewhere"] * len(made.strangers)])
         if made.conditions is not None:
-            made.captured.graph.meta["conditions"] = made.conditions.told
-        return made.captured.graph
+            graph.meta["conditions"] = made.conditions.told
+        type(graph).__name__ = getattr(self, "__name__", "step")  # what is printed is a class; each graph has its own
+        return graph
 
     def _names(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any) -> list[str]:
         """A name for each of the tensors of a call whose arguments these are."""
         reached.arguments = ids_in((args, kwargs))
-        given = names_of_arguments(self._signature, args, kwargs)
+        leaves = tree_leaves((args, kwargs))
+        given = dict[int, str]()
+        for leaf, name in zip(leaves, names_of_leaves(self._signature, args, kwargs), strict=True):
+            given.setdefault(id(leaf), name)
         return [*reached.names, *(given.get(id(t), "an argument") for t in tensors[len(reached.tensors) :])]
 
     def _make(self, reached: Reached, tensors: list[torch.Tensor], args: Any, kwargs: Any, family: Family) -> Any:
@@ -363,16 +369,14 @@ def _parts(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Sequence[Any]
 
 
 def _named_key(reached: Reached, names: list[str], leaves: Sequence[Any], key: Any) -> list[tuple[str, Any]]:
-    """All that a graph was made for, by name."""
-    _, (_, *arguments), thread = key
-    named = [*reached.facts, *zip(THREAD, thread, strict=True)]
-    given = {id(t): name for t, name in zip(_all_tensors(reached, leaves), names, strict=True)}
-    for position, (leaf, part) in enumerate(zip(leaves, arguments, strict=True)):
+    """All that a graph was made for, by name. ``names`` are those of the ``leaves`` of the arguments."""
+    _, (spec, *arguments), thread = key
+    named = [*reached.facts, (NESTING, spec), *named_thread(thread)]
+    for name, leaf, part in zip(names, leaves, arguments, strict=True):
         if isinstance(leaf, torch.Tensor):
-            name = given.get(id(leaf), f"argument {position}")
             named += [(f"{aspect} of {name}", value) for aspect, value in zip(ASPECTS, part, strict=True)]
         else:
-            named.append((f"argument {position}", part[1]))
+            named.append((name, part))
     with DisableTorchFunctionSubclass():
         for name, tensor in zip(reached.names, reached.tensors, strict=True):
             aspects = *key_of_tensor(tensor), tensor.requires_grad
@@ -392,17 +396,21 @@ def _all_tensors(reached: Reached, leaves: Sequence[Any]) -> list[torch.Tensor]:
     return tensors
 
 
-def names_of_arguments(step: Callable[..., Any], args: Any, kwargs: Any) -> dict[int, str]:
-    """By id, what the step calls each tensor among its arguments."""
+def names_of_leaves(step: Callable[..., Any], args: Any, kwargs: Any) -> list[str]:
+    """What the step calls each leaf of its arguments; those in a nest are numbered."""
     try:
-        bound = inspect.signature(step).bind(*args, **kwargs).arguments
+        parameters = [*inspect.signature(step).parameters.values()]
     except (TypeError, ValueError):
-        bound = {**{f"argument {i}": value for i, value in enumerate(args)}, **kwargs}
-    found: dict[int, str] = {}
-    for name, value in bound.items():
-        if isinstance(value, torch.Tensor):
-            found.setdefault(id(value), name)
-            continue
-        for position, leaf in enumerate(tree_leaves(value)):
-            found.setdefault(id(leaf), f"{name}[{position}]")
+        parameters = []
+    names = [parameter.name for parameter in parameters if parameter.kind in _BY_POSITION]
+    rest = next(
+        (parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.VAR_POSITIONAL), None
+    )
+    for position in range(len(names), len(args)):
+        names.append(f"argument {position}" if rest is None else f"{rest}[{position - len(names)}]")
+    found: list[str] = []
+    for name, value in [*zip(names, args, strict=False), *kwargs.items()]:
+        leaves = tree_leaves(value)
+        alone = len(leaves) == 1 and leaves[0] is value
+        found += [name] if alone else [f"{name}[{position}]" for position in range(len(leaves))]
     return found

@@ -85,7 +85,7 @@ class Conditions:
 
     def hold(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether the graph is one for these tensors. Called with interception off."""
-        return bool(self._all(*self._numbers(tensors)))
+        return self._all(*self._numbers(tensors))
 
     def broken(self, tensors: Sequence[torch.Tensor]) -> list[str]:
         """Those that do not hold, in words."""
@@ -101,8 +101,16 @@ class Conditions:
         known = [tensors[position] for position in self._positions]
         return list(chain.from_iterable([part for tensor in known for part in (tensor.shape, tensor.stride())]))
 
-    def _test(self, text: str) -> Callable[..., Any]:
-        return eval(f"lambda {self._given}: {text}", dict(SYMPY_INTERP))
+    def _test(self, text: str) -> Callable[..., bool]:
+        test = eval(f"lambda {self._given}: {text}", dict(SYMPY_INTERP))
+
+        def holds(*numbers: int) -> bool:
+            try:
+                return bool(test(*numbers))
+            except ZeroDivisionError:  # a size of 0, by which another is divided
+                return False
+
+        return holds
 
     def _told(self, text: str) -> str:
         return re.sub(r"\bn(\d+)\b", lambda found: self._names[int(found[1])], text)

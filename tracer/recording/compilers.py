@@ -11,11 +11,19 @@ import importlib
 import sys
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DYNAMO_BUILDER, DYNAMO_ERRORS, DYNAMO_SKIPPED, DYNAMO_TYPES, tree_flatten
+from ops_registry.torch_private import (
+    DYNAMO_BUILDER,
+    DYNAMO_ERRORS,
+    DYNAMO_SETTINGS,
+    DYNAMO_SKIPPED,
+    DYNAMO_TYPES,
+    tree_flatten,
+)
 from tracer.errors import UnsupportedError
 from tracer.tracked_tensor import Tensor
 
@@ -109,6 +117,14 @@ def taught(compiles: Callable[..., Any]) -> Callable[..., Any]:
         return compiles(*args, **kwargs)
 
     return compiled
+
+
+def as_written() -> AbstractContextManager[Any]:
+    """While a step is captured, code under torch.compile runs as it is written: there too torch.compile would give way, or else raise."""
+    settings: AbstractContextManager[Any] = importlib.import_module(DYNAMO_SETTINGS).patch(
+        error_on_nested_fx_trace=False
+    )
+    return settings
 
 
 def tracing_calls(dispatch: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 import nn
+import ops_registry
 import tracer
 
 
@@ -41,13 +42,48 @@ def test_it_reads_as_code_with_the_users_lines() -> None:
     text = graph_of_a_step().print_readable(print_output=False)
     assert "backward of linear of 2, code: loss = F.cross_entropy(model(x), y)" in text
     assert "_2_grad_linear_mm" in text
+    assert "No stacktrace found" not in text and text.startswith("class step(")
+
+
+def test_backward_nodes_say_where_their_formula_is_written() -> None:
+    model = nn.track(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU(), torch.nn.ReLU()))
+
+    def guided(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        return grad.clamp(min=0) * (result > 0)
+
+    def step(x: torch.Tensor) -> None:
+        with ops_registry.use({torch.relu: guided}, where="2"):
+            hidden = tracer.checkpoint(model, x)
+        hidden.sum().backward()
+
+    origins = {
+        n.name: n.meta["origin"]
+        for n in tracer.export_graph(step, torch.randn(5, 4)).graph.nodes
+        if n.meta.get("origin")
+    }
+    assert origins["_2_grad_relu_clamp"].formula == f"test_export.py:{guided.__code__.co_firstlineno}"
+    assert origins["_1_grad_relu_threshold_backward"].formula.startswith("activations.py:")
+    again = origins["_1_again_relu"]
+    assert again.again and (again.module, again.rule) == ("1", None)
+
+
+def test_numbers_made_of_sizes_have_an_origin_too() -> None:
+    layer = nn.track(torch.nn.BatchNorm1d(3))
+    graph = tracer.export_graph(lambda x: layer(x).square().mean().backward(), torch.randn(5, 3), dynamic=True)
+    assert all("origin" in node.meta for node in graph.graph.nodes if node.op == "call_function")
 
 
 def test_it_runs_and_gives_gradients_then_results() -> None:
     torch.manual_seed(0)
     layer = torch.nn.Linear(3, 2)
     x = torch.randn(4, 3)
-    graph = tracer.export_graph(lambda x: layer(x).square().sum().backward(), x, modules=layer)
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        loss = layer(x).square().sum()
+        loss.backward()
+        return loss
+
+    graph = tracer.export_graph(step, x)
     values = {"weight": layer.weight.detach(), "bias": layer.bias.detach()}
     inputs = [
         x if node.name == "x" else values[node.name.rpartition("_")[2]]
@@ -55,6 +91,7 @@ def test_it_runs_and_gives_gradients_then_results() -> None:
         if node.op == "placeholder"
     ]
     results = graph(*inputs)
+    assert graph.meta["results"] == ["gradient of layer.weight", "gradient of layer.bias", "returned[0]"]
     layer(x).square().sum().backward()
     torch.testing.assert_close(results[0], layer.weight.grad)
     torch.testing.assert_close(results[1], layer.bias.grad)

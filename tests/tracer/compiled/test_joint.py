@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from support.compiled_modules import Called, assert_same_call, assert_same_gradients, loss_of, twins
+from torch.utils.checkpoint import checkpoint
 
 import ops_registry
 import tracer
@@ -107,6 +108,14 @@ def test_results_gradients_and_buffers_are_those_of_the_eager_module(name: str, 
 def test_a_gradient_that_the_module_takes_itself_is_part_of_its_graph() -> None:
     compiled, eager = twins(Called(takes_a_gradient), check=True)
     assert_same_call(compiled, eager, [WANTED])
+
+
+def test_a_checkpoint_with_a_backward_pass_of_its_own_may_be_inside() -> None:
+    def forward(module: Any, x: torch.Tensor) -> torch.Tensor:
+        h = checkpoint(lambda t: module.linear(t).tanh(), x, use_reentrant=True)
+        return checkpoint(module.linear, h, use_reentrant=True) + module.linear.bias
+
+    assert_same_call(*twins(Called(forward)), [WANTED])
 
 
 def test_dataclasses_come_back_as_such() -> None:

@@ -195,6 +195,15 @@ def test_explain_names_the_list_that_has_grown_and_no_tensors_behind_it() -> Non
     assert differed.startswith("held (")
 
 
+def test_an_argument_that_torch_compile_has_seen_is_as_any_other() -> None:
+    model, x = mlp(), torch.randn(5, 4)
+    x._dynamo_propagated_dynamic_indices = {0}  # as torch leaves it there
+    compiled = tracer.compile(lambda x: model(x).sum().backward(), backend="replay")
+    for given in (x, torch.randn(5, 4)):
+        compiled(given)
+    assert len(compiled.explain().rows) == 1
+
+
 def test_explain_says_what_differed() -> None:
     trainer = Trainer(mlp())
     compiled = tracer.compile(trainer.step, backend="replay")
@@ -208,6 +217,38 @@ def test_explain_says_what_differed() -> None:
     assert any("shape of x" in text for text in rows[1]["differed"])
     assert any("self.scale" in text for text in rows[2]["differed"])
     assert "captured since these differed" in str(compiled.explain())
+
+
+def guided(grad: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    return grad.clamp(min=0) * (result > 0)
+
+
+def test_explain_compares_with_the_graph_that_comes_nearest() -> None:
+    """A part of the key alone, whatever other graphs there are, in the user's words."""
+    model = nn.track(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.ReLU()))
+    compiled = tracer.compile(lambda x, factor=1.0, *rest: (model(x) * factor).sum().backward(), backend="replay")
+    x = torch.randn(2, 4)
+    for _ in range(2):
+        compiled(x)
+        model.train(not model.training)
+    with ops_registry.use({torch.relu: guided}, where="1"):
+        compiled(x)
+    compiled(x, 2.0)
+    compiled(x, factor=2.0)
+    compiled(tracer.tensor(x))
+    compiled(x, 2.0, 3)
+    hook = model[0].weight.register_hook(lambda grad: grad * 2)
+    compiled(x)
+    hook.remove()
+    told = [row["differed"] for row in compiled.explain().rows]
+    assert told[0] == []
+    assert told[1] == [f"{part}.training (True -> False)" for part in ("model.0", "model.1", "model")]
+    assert told[2] == ["rules of use blocks (none -> relu: guided where='1')"]
+    assert told[3] == ["factor (new: 2.0)"]
+    assert told[4] == ["how the arguments are nested, or which are given by name"]
+    assert told[5] == ["class of x (torch.Tensor -> tracer.Tensor)"]
+    assert told[6] == ["rest[0] (new: 3)"]
+    assert told[7][0].startswith("the hooks of model.0.weight (new: an OrderedDict with ")
 
 
 def test_explain_tells_of_graphs_that_were_let_go(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,16 @@ def test_backward_goes_through_it_again_where_the_graph_is_retained() -> None:
         losses[0].backward()
 
 
+def test_a_detached_result_has_no_history_beside_the_result() -> None:
+    compiled, eager = twins(
+        Called(lambda module, x: [[h, h.detach(), h, h.data, h[0].detach()] for h in [gelu(module, x)]])
+    )
+    weigh = torch.ones(3, requires_grad=True)
+    assert_same_call(compiled, eager, [X], lambda results: sum((r * weigh).square().sum() for r in results[0]))
+    hidden, detached, same, *_ = compiled(X)[0]
+    assert hidden is same and hidden is not detached and hidden.data_ptr() == detached.data_ptr()
+
+
 def test_several_calls_before_one_backward() -> None:
     compiled, eager = twins(Called(gelu))
     for module in (compiled, eager):

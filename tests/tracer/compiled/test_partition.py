@@ -13,6 +13,7 @@ from support.compiled_modules import Called, assert_same_call, assert_same_gradi
 
 import tracer
 from tracer.compiled.backends import default_backend
+from tracer.errors import CaptureError
 
 torch.manual_seed(0)
 X = torch.randn(4, 3)
@@ -158,7 +159,7 @@ def test_networks_train_as_eagerly_by_inductor() -> None:
 @pytest.mark.inductor
 @needs_compiler
 def test_inductors_masks_are_those_of_the_forward_pass_in_backward() -> None:
-    compiled, _ = twins(Called(lambda m, x: F.dropout(x.sin().exp(), 0.5)), backend="inductor")
+    compiled, _ = twins(Called(lambda m, x: F.dropout(F.dropout(x.sin().exp(), 0.5), 0.2)), backend="inductor")
     leaves = [tracer.tensor(torch.randn(50, 3) + 3, requires_grad=True) for _ in range(2)]
     results = [compiled(leaf) for leaf in leaves]
     sum(results).sum().backward()
@@ -166,6 +167,18 @@ def test_inductors_masks_are_those_of_the_forward_pass_in_backward() -> None:
         assert torch.equal(leaf.grad != 0, result.detach() != 0)
     assert not torch.equal(results[0].detach() != 0, results[1].detach() != 0)
     assert 0.3 < (results[0].detach() != 0).double().mean() < 0.7
+
+
+def test_where_inductor_fails_the_error_names_replay(monkeypatch: pytest.MonkeyPatch) -> None:
+    def split(*_: Any) -> Any:
+        raise TypeError("an error from its inside")
+
+    monkeypatch.setattr("tracer.compiled.partition.split_for_inductor", split)
+    compiled, _ = twins(Called(lambda m, x: m.linear(x)), backend="inductor")
+    with pytest.raises(
+        CaptureError, match=r"graph of the module \(TypeError: an error from its inside\).*backend='replay'"
+    ):
+        compiled(torch.randn(4, 3))
 
 
 @pytest.mark.inductor

@@ -200,6 +200,7 @@ RETURNED: dict[str, Callable[..., Any]] = {
     "shape": lambda model, x: (x.shape, {"same": x.shape}),
     "a result with its gradient": lambda model, x: kept(model(x)),
     "a leaf with its gradient": lambda model, x: own_leaf(model(x)),
+    "a result, detached too, and again": lambda model, x: [[h, h.detach(), h, h.data, h[0]] for h in [model(x)]],
 }
 
 
@@ -211,6 +212,7 @@ def test_what_is_returned_is_what_the_eager_step_returns(name: str) -> None:
     for _ in range(3):
         x = torch.randn(5, 4)
         got, expected = (leaves_of(run(x)) for run in (compiled, step))
+        assert same_objects(got) == same_objects(expected)
         for a, b in zip(got, expected, strict=True):
             assert type(a) is type(b)
             if not isinstance(b, torch.Tensor):
@@ -238,6 +240,10 @@ def test_a_gradient_that_is_returned_is_the_one_that_is_filled_also_where_one_wa
     for _ in range(3):
         grads = compiled(x)
         assert all(grad is parameter.grad for grad, parameter in zip(grads, model.parameters(), strict=True))
+
+
+def same_objects(leaves: list[Any]) -> list[list[bool]]:
+    return [[a is b for a in leaves] for b in leaves if isinstance(b, torch.Tensor)]
 
 
 def leaves_of(value: Any) -> list[Any]:

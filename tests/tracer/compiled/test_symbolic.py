@@ -112,6 +112,21 @@ def test_no_and_one_row_have_graphs_of_their_own() -> None:
     assert [row["calls"] for row in rows_of(compiled)] == [3, 2, 2]
 
 
+def test_a_condition_that_divides_by_a_size_is_not_met_by_none() -> None:
+    compiled = assert_follows(
+        lambda m, x: x.reshape(x.shape[1], x.shape[0]).square().sum() + m(x).sum(), (6, 7, 0, 1, 9)
+    )
+    assert [row["calls"] for row in rows_of(compiled)] == [3, 1, 1]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_what_torch_cannot_trace_without_elements_is_refused(dynamic: bool) -> None:
+    """What torch takes for a kernel while it traces divides by the number of elements."""
+    compiled = tracer.compile(lambda x: F.mse_loss(x, x.detach() + 1).backward(), backend="replay", dynamic=dynamic)
+    with pytest.raises(tracer.CaptureError, match=r"mse_loss_backward raises in a step .*: float division by zero"):
+        compiled(tracer.tensor(torch.randn(0, 4), requires_grad=True))
+
+
 def test_numbers_among_the_arguments_are_keys_by_value() -> None:
     def loss(m: torch.nn.Module, x: torch.Tensor, power: int) -> torch.Tensor:
         return m(x).pow(power).mean()

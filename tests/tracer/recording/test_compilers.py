@@ -78,6 +78,14 @@ def test_a_whole_step_in_compiled_code_is_right() -> None:
     torch.testing.assert_close(torch.Tensor(step(X)), 2 * X)
 
 
+@pytest.mark.parametrize("make", [nn.track, torch.nn.Module.train])
+def test_in_a_compiled_step_it_runs_as_it_is_written(make: Callable[[torch.nn.Module], torch.nn.Module]) -> None:
+    model, native = make(Model()), Model()
+    called = torch.compile(model, backend="aot_eager")
+    tracer.compile(lambda: called(X).pow(2).sum().backward(), backend="replay")()
+    torch.testing.assert_close([p.grad for p in model.parameters()], gradients(native, native))
+
+
 def test_a_compiled_plain_model_passes_gradients_on() -> None:
     model, x = Model(), tracer.tensor(X, requires_grad=True)
     torch.compile(model, backend="aot_eager")(x).pow(2).sum().backward()
