@@ -86,7 +86,7 @@ class Sweep:
         self.device: torch.device | None = None
         self.leaves: list[Entry] = []
         self.retained: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.bridged: list[tuple[Bridge, torch.Tensor]] = []
         # What hooks ask for (``tracer/backprop/progress.py``); the fast lane notes no node: nobody can ask there.
         self.task = next_task()
         self.native_task = -1
@@ -479,7 +479,7 @@ class Sweep:
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
             raise not_recordable(bridge.native)
-        self.bridged.append((bridge.native, grad))
+        self.bridged.append((bridge, grad))
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Hand over to torch what arrived there; fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``.
@@ -487,7 +487,7 @@ class Sweep:
         In this order: what runs in torch's pass may fail, or run a pass of ours inside it.
         """
         if self.bridged:
-            check_earlier_uses(native for native, _ in self.bridged)
+            check_earlier_uses(bridge.edge.node for bridge, _ in self.bridged)
             backward_into_torch(self.bridged, None, self.keep_graph)
         settle(self)
         self.fill(self.leaves)
