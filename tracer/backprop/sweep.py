@@ -34,7 +34,7 @@ from tracer.backprop.hooks import (
     run_prehooks,
     tell_results_without_gradient,
 )
-from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
+from tracer.backprop.order import hooked_leaves_early, nodes_needed_for, where_its_hooks_run
 from tracer.backprop.progress import Taker, begin, end, in_flight, next_task
 from tracer.backprop.projecting import all_of, check_tensor, project_list, project_onto
 from tracer.backprop.takers import abandon, reach_leaf, settle
@@ -258,11 +258,11 @@ class Sweep:
         if grad is None and isinstance(node, Output):
             return  # hooks on it hear of that when the call is visited
         self.node, extras = node, node.extras
-        if extras is not None:
-            grad = self._show_to_hooks(node, extras, grad)
+        grad = grad if extras is None else self._show_to_hooks(node, extras, grad)
+        if isinstance(node, Leaf) and node.adopted and grad is not None:
+            node = where_its_hooks_run(node, self.order)
         if isinstance(node, Leaf):
-            if node.adopted:
-                grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad)
+            grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad) if node.adopted else grad
             if self.targets is None or self.fill_targets:
                 buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
                 reach_leaf(self, node, buffer)

@@ -148,3 +148,17 @@ def test_a_bridge_leads_to_the_history_that_the_tensor_had(write: Callable[[torc
     loss = (x + h).sum()
     write(h)
     assert torch.autograd.grad(loss, w)[0].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "filled"])
+def test_hooks_of_a_leaf_that_both_reach_see_the_sum_once(kind: str) -> None:
+    x, w = tracer.tensor([2.0]), torch.tensor([3.0], requires_grad=True)
+    seen: list[Any] = []
+    if kind == "gradient":
+        w.register_hook(lambda g: seen.append(g.tolist()) or g.clamp(max=5))  # type: ignore[func-returns-value]
+    else:
+        w.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.tolist()))  # type: ignore[union-attr]
+    (x * w + 2 * (w * w)).sum().backward()
+    assert seen == [[14.0]] and w.grad is not None and w.grad.tolist() == ([5.0] if kind == "gradient" else [14.0])
+    if kind == "gradient":
+        assert torch.autograd.grad((x * w + 2 * (w * w)).sum(), w)[0].tolist() == [5.0]
