@@ -78,10 +78,25 @@ def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
     return values, physical_versions(versions) if levels.open else versions, packed
 
 
-def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
-    """What was saved, packed by the hooks where some are set."""
+def pack_saved(saved: Saved, hooks: Hooks) -> Saved:
+    """What was saved, packed by the hooks."""
     values, versions, _ = saved
-    return saved if hooks is None or not versions else (pack(values, hooks), (), True)
+    return (pack(values, hooks), (), True) if versions else saved
+
+
+def pack_arguments(plan: CallPlan, saved: Saved, hooks: Hooks) -> Saved:
+    """What was saved, the arguments packed by the hooks and the result not yet."""
+    values, versions, packed = saved
+    return (
+        tuple(
+            [
+                value if source is not None and source <= FROM_RESULT else pack(value, hooks)
+                for value, source in zip(values, plan.sources, strict=True)
+            ]
+        ),
+        versions,
+        packed,
+    )
 
 
 def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
