@@ -226,7 +226,7 @@ def _save_and_run(
     func(*args, **kwargs)
     if plan.of_result:
         saved = _with_result(plan, saved, before, target)
-    return saved if hooks is None else pack_saved(saved, hooks)
+    return pack_saved(saved, hooks)
 
 
 def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: torch.Tensor) -> Saved:

@@ -78,10 +78,10 @@ def save_unpacked(plan: CallPlan, bound: tuple[Any, ...], result: Any) -> Saved:
     return values, physical_versions(versions) if levels.open else versions, packed
 
 
-def pack_saved(saved: Saved, hooks: Hooks) -> Saved:
-    """What was saved, packed by the hooks."""
+def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
+    """What was saved, packed by the hooks where some are set."""
     values, versions, _ = saved
-    return (pack(values, hooks), (), True) if versions else saved
+    return saved if hooks is None or not versions else (pack(values, hooks), (), True)
 
 
 def pack_arguments(plan: CallPlan, saved: Saved, hooks: Hooks) -> Saved:
