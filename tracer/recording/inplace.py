@@ -259,6 +259,11 @@ def _check_memory(target: torch.Tensor, name: str) -> None:
         find_views_in_level(target)
     node = getattr(target, "_node", None)
     base: Any = base_of(target)
+    if type(target) is not Tensor and not target.is_leaf:
+        raise UnsupportedError(
+            f"{name} writes tracked values into a tensor of shape {tuple(target.shape)} that has a history in torch's own autograd: "
+            f"recording that is not supported. Use the out-of-place op, or track what it was made from (tracer.track, nn.track)."
+        )
     if isinstance(node, Leaf) or (type(target) is not Tensor and target.requires_grad):
         raise InPlaceError(
             f"{name} writes into a leaf of shape {tuple(target.shape)} that requires grad: its gradient would be that of a value it "
