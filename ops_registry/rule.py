@@ -52,6 +52,9 @@ FROM_RESULT = -1
 AUTOCAST_DEVICES = ("cpu", "cuda") if torch.backends.cuda.is_built() else ("cpu",)
 
 
+#: Ops of which torch lets each result be written into, though one call returns several views.
+_MAKES_EACH_VIEW = frozenset({"dsplit", "hsplit", "tensor_split", "vsplit"})
+
 #: Written out for ``isinstance``, wherever a call goes through: a union would be made each time.
 LISTS = (tuple, list)
 
@@ -221,6 +224,8 @@ class Rule:
     may_alias: bool = True
     #: The result may be an argument itself beside the one that wants a gradient: several of them can be tensors.
     may_return_plain: bool = True
+    #: torch makes each of the views that it returns by itself: they may be written into.
+    makes_each_view: bool = field(default=False, init=False, repr=False)
     #: Plans in use, by mask: a replaced rule that has one was applied.
     plans: dict[int, CallPlan] = field(default_factory=dict, init=False, repr=False)
     #: Plans made so far, by mask.
@@ -237,6 +242,7 @@ class Rule:
         self.inputs = tuple((i, n) for i, n in enumerate(self.signature.names) if n in covered)
         self.places = {name: place for place, name in enumerate(self.signature.names)}
         self.may_alias = self.signature.may_alias
+        self.makes_each_view = self.name.partition(".")[0] in _MAKES_EACH_VIEW
         self.may_return_plain = self.may_alias and len({*self.signature.names} - self.signature.constant) > 1
         self.positions = tuple(i for i, _ in self.inputs)
         self.uncovered = tuple(

@@ -45,8 +45,8 @@ def was_used_earlier(place: Any) -> bool:
     return id(place) in _leaves and _is_lost_on(place)
 
 
-def check_earlier_uses(roots: Iterable[torch.Tensor]) -> None:
-    """Raise ``UnsupportedError`` if torch's history of one of ``roots`` has a use of a leaf that was tracked since."""
+def check_earlier_uses(roots: Iterable[Any]) -> None:
+    """Raise ``UnsupportedError`` if one of ``roots``, nodes of torch's, leads to a use of a leaf that was tracked since."""
     if not _leaves:
         return
     for leaf in native_leaves(roots):
@@ -54,9 +54,9 @@ def check_earlier_uses(roots: Iterable[torch.Tensor]) -> None:
             raise _used_before(leaf)
 
 
-def native_leaves(roots: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The leaves to which torch's own history of ``roots`` leads."""
-    ahead: list[Any] = [_arrival(root) for root in roots]
+def native_leaves(roots: Iterable[Any]) -> Iterator[torch.Tensor]:
+    """The leaves to which ``roots``, nodes of torch's own autograd, lead."""
+    ahead = list(roots)
     seen = set(ahead)
     while ahead:
         node = ahead.pop()

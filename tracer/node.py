@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ops_registry.rule import LISTS, CallPlan
@@ -344,15 +345,22 @@ class Leaf(Node):
 class Bridge(Node):
     """A tensor with a history in torch's own autograd: the gradient that arrives here is handed on to torch."""
 
-    __slots__ = ("native",)
+    __slots__ = ("edge", "native")
 
     def __init__(self, tensor: torch.Tensor) -> None:
         super().__init__((), tensor.shape, tensor.dtype)
         self.native = tensor
+        #: Where its history begins now: a write in place gives the tensor another one.
+        self.edge = get_gradient_edge(tensor)
 
     @property
     def op(self) -> str:
         return "torch"
+
+    def root(self) -> torch.Tensor | GradientEdge:
+        """Where torch's pass begins: at the tensor, or at the history that it had, if it has been written into since."""
+        native, edge = self.native, self.edge
+        return native if native.requires_grad and get_gradient_edge(native)[:2] == edge[:2] else edge
 
     def name(self) -> str:
         return "TorchBackward"

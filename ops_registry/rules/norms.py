@@ -289,6 +289,7 @@ def weight_norm_gradients(grad, v, g, dim, needs):
     """In differentiable parts, unlike the kernel. A gradient of u counts as far as it is not along u."""
     norm = torch.norm_except_dim(wide(v), 2, dim)
     unit = wide(v) / norm
-    along = torch.linalg.vecdot(*(t.movedim(dim, 0).flatten(1) for t in (unit, wide(grad)))).reshape(norm.shape)
+    rows = (t.movedim(dim, 0).unsqueeze(-1).flatten(1) for t in (unit, wide(grad)))
+    along = torch.linalg.vecdot(*rows).reshape(norm.shape)
     grad_v = (g.reshape(norm.shape) / norm) * (grad - along * unit) if needs.v else None
     return grad_v, along.reshape(g.shape) if needs.g else None

@@ -62,6 +62,7 @@ def rnn_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, relu, sizes, reverse, 
 
 
 # An LSTM: c' = f c + i g and h' = o tanh(c'), with the sigmoids i, f, o and the tanh g of x + W h.
+# Its last states are not saved, nor those of a GRU: they belong to the caller, who may write into them.
 
 
 def lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
@@ -74,9 +75,10 @@ def lstm_forward(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
     if has_onednn_kernel(input, w_hr, sizes):
         arguments = onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes)
         output, h, c, workspace = onednn_lstm(*arguments, reverse)
-        return (output.flatten(0, 1), h, c), {"saved": (workspace,)}
+        output = output.flatten(0, 1)
+        return (output, h, c), {"output": output, "saved": (workspace, h.clone(), c.clone())}
     results, saved = lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse)
-    return results, {"saved": saved}
+    return results, {"output": results[0], "saved": saved}
 
 
 def has_onednn_kernel(input, w_hr, sizes):
@@ -94,6 +96,7 @@ def onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes):
 
 
 def onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, workspace):
+    """``result`` lists the outputs, and the last h and c."""
     arguments = onednn_arguments(input, h, c, w_ih, w_hh, b_ih, b_hh, sizes)
     grads = [zeros_if_none(g, r) for g, r in zip(grad, result, strict=True)]
     by_step = [part.unflatten(0, (len(sizes), sizes[0])) for part in (result[0], grads[0])]
@@ -112,15 +115,17 @@ def lstm_layer(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse):
 
 
 @backward(lstm_layer, wrt=("input", "w_ih", "w_hh", "b_ih", "b_hh", "h", "c", "w_hr"), forward=lstm_forward)
-def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse, result, saved, needs):
+def lstm_layer_all(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse, output, saved, needs):
     if recorded():  # what was saved is a constant: compute it again, and record that
-        result, saved = lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse)
-    elif len(saved) == 1:
-        return onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, *saved)
+        (output, *_), saved = lstm_steps(input, h, c, w_ih, w_hh, b_ih, b_hh, w_hr, sizes, reverse)
+    elif len(saved) == 3:
+        workspace, *ends = saved
+        result = output, *ends
+        return onednn_gradients(grad, input, h, c, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, workspace)
     grad_steps, grad_h, grad_c, grad_w_hr = lstm_gates(grad, h, c, w_hh, w_hr, saved, sizes, reverse, needs)
     grad_x = torch.cat(grad_steps)
     del grad_steps  # they take as much memory again
-    h_before = states_before(result[0], h, sizes, reverse)
+    h_before = states_before(output, h, sizes, reverse)
     return *input_and_weight_grads(grad_x, grad_x, input, h_before, w_ih, needs), grad_h, grad_c, grad_w_hr
 
 
@@ -157,7 +162,7 @@ def lstm_gates(grad, h, c, w_hh, w_hr, saved, sizes, reverse, needs):
 def gru_forward(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse):
     weights = Weights(w_ih, w_hh, b_ih, b_hh)
     output, state, (r_z, n, h_n) = run_steps(gru_step, input, (h,), weights, sizes, reverse)
-    return (output, *state), {"r_z": r_z, "n": n, "h_n": h_n}
+    return (output, *state), {"output": output, "r_z": r_z, "n": n, "h_n": h_n}
 
 
 def gru_layer(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse):
@@ -169,11 +174,10 @@ def gru_layer(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse):
 
 
 @backward(gru_layer, wrt=("input", "w_ih", "w_hh", "b_ih", "b_hh", "h"), forward=gru_forward)
-def gru_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse, result, r_z, n, h_n, needs):
-    output = result[0]
+def gru_layer_all(grad, input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse, output, r_z, n, h_n, needs):
     if recorded():
-        (output, *_), again = gru_forward(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse)
-        r_z, n, h_n = again.values()
+        _, again = gru_forward(input, h, w_ih, w_hh, b_ih, b_hh, sizes, reverse)
+        output, r_z, n, h_n = again.values()
     h_before = states_before(output, h, sizes, reverse)
     grad_ih, grad_hh, grad_h = gru_gates(grad, h, h_before, w_hh, r_z, n, h_n, sizes, reverse)
     return *input_and_weight_grads(grad_ih, grad_hh, input, h_before, w_ih, needs), grad_h

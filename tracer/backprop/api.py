@@ -300,7 +300,7 @@ def _from_torch(sweep: Sweep, inputs: tuple[Any, ...]) -> list[tuple[int, torch.
     if not sweep.bridged:
         return []
     if any(map(was_used_earlier, inputs)):
-        check_earlier_uses(native for native, _ in sweep.bridged)
+        check_earlier_uses(bridge.edge.node for bridge, _ in sweep.bridged)
     natives = [(i, tensor) for i, place in enumerate(inputs) if (tensor := _native_tensor(place)) is not None]
     gradients = backward_into_torch(sweep.bridged, [tensor for _, tensor in natives], sweep.keep_graph)
     sweep.bridged.clear()

@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from tracer.errors import UnsupportedError
+from tracer.node import Bridge
 
 
 def backward_into_torch(
-    bridged: list[tuple[torch.Tensor, torch.Tensor]], inputs: list[torch.Tensor] | None, keep_graph: bool
+    bridged: list[tuple[Bridge, torch.Tensor]], inputs: list[torch.Tensor] | None, keep_graph: bool
 ) -> list[torch.Tensor | None]:
     """Carry gradients that arrived at bridges on into torch's autograd.
 
     ``inputs`` None: accumulate into native leaves. Otherwise return the gradient of each of ``inputs``, None where torch finds no way.
     ``keep_graph``: torch's graph may be gone through again.
     """
-    tensors = [t for t, _ in bridged]
+    roots: Any = [bridge.root() for bridge, _ in bridged]
     grads = [g for _, g in bridged]
     if inputs is None:
-        torch.autograd.backward(tensors, grads, retain_graph=keep_graph)
+        torch.autograd.backward(roots, grads, retain_graph=keep_graph)
         return []
     if not bridged or not inputs:
         return [None] * len(inputs)
-    return list(torch.autograd.grad(tensors, inputs, grads, retain_graph=keep_graph, allow_unused=True))
+    return list(torch.autograd.grad(roots, inputs, grads, retain_graph=keep_graph, allow_unused=True))
 
 
 def not_recordable(native: torch.Tensor) -> UnsupportedError:

@@ -51,6 +51,11 @@ def native_hooks(leaf: Leaf, kind: str) -> list[Callable[[Any], Any]]:
     return list((getattr(tensor, kind, None) or {}).values())
 
 
+def hooked_in_torch(leaf: Leaf) -> bool:
+    """Whether torch holds hooks on it."""
+    return bool(native_hooks(leaf, "_backward_hooks") or native_hooks(leaf, "_post_accumulate_grad_hooks"))
+
+
 def tell_results_without_gradient(node: Node, grad: Any) -> None:
     """Run the hooks on those of several results of one call that no gradient has come for; ``grad`` is what has come for all."""
     assert node.extras is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tracer.backprop.hooks import native_hooks
+from tracer.backprop.hooks import hooked_in_torch
 from tracer.node import Bridge, Leaf, Node, flat
 
 
@@ -41,7 +41,18 @@ def _has_hooks(leaf: Leaf) -> bool:
         extras.hooks or extras.prehooks or extras.post_hooks or extras.accumulate_hooks or extras.taker
     ):
         return True
-    return bool(native_hooks(leaf, "_backward_hooks") or native_hooks(leaf, "_post_accumulate_grad_hooks"))
+    return hooked_in_torch(leaf)
+
+
+def where_its_hooks_run(leaf: Leaf, order: list[Node]) -> Leaf | Bridge:
+    """``leaf``, adopted from torch; or, if it has hooks there and the sweep goes on into torch's history, a way to torch.
+
+    More may come for it there, and hooks are to see the sum, once.
+    """
+    tensor = leaf.variable
+    if tensor is None or not (hooked_in_torch(leaf) and any(isinstance(node, Bridge) for node in order)):
+        return leaf
+    return Bridge(tensor)
 
 
 def nodes_needed_for(targets: set[Node], order: list[Node], through_bridges: bool) -> set[Node]:

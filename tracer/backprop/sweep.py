@@ -34,7 +34,7 @@ from tracer.backprop.hooks import (
     run_prehooks,
     tell_results_without_gradient,
 )
-from tracer.backprop.order import hooked_leaves_early, nodes_needed_for
+from tracer.backprop.order import hooked_leaves_early, nodes_needed_for, where_its_hooks_run
 from tracer.backprop.progress import Taker, begin, end, in_flight, next_task
 from tracer.backprop.projecting import all_of, check_tensor, project_list, project_onto
 from tracer.backprop.takers import abandon, reach_leaf, settle
@@ -86,7 +86,7 @@ class Sweep:
         self.device: torch.device | None = None
         self.leaves: list[Entry] = []
         self.retained: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self.bridged: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self.bridged: list[tuple[Bridge, torch.Tensor]] = []
         # What hooks ask for (``tracer/backprop/progress.py``); the fast lane notes no node: nobody can ask there.
         self.task = next_task()
         self.native_task = -1
@@ -258,11 +258,11 @@ class Sweep:
         if grad is None and isinstance(node, Output):
             return  # hooks on it hear of that when the call is visited
         self.node, extras = node, node.extras
-        if extras is not None:
-            grad = self._show_to_hooks(node, extras, grad)
+        grad = grad if extras is None else self._show_to_hooks(node, extras, grad)
+        if isinstance(node, Leaf) and node.adopted and grad is not None:
+            node = where_its_hooks_run(node, self.order)
         if isinstance(node, Leaf):
-            if node.adopted:
-                grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad)
+            grad = run_hooks(node, native_hooks(node, "_backward_hooks"), grad) if node.adopted else grad
             if self.targets is None or self.fill_targets:
                 buffer, grad, arrived = [grad], None, None  # the one reference, so that .grad can be this very memory
                 reach_leaf(self, node, buffer)
@@ -479,7 +479,7 @@ class Sweep:
     def _reach_bridge(self, bridge: Bridge, grad: torch.Tensor) -> None:
         if self.create_graph:
             raise not_recordable(bridge.native)
-        self.bridged.append((bridge.native, grad))
+        self.bridged.append((bridge, grad))
 
     def commit(self, inputs: Iterable[tuple[torch.Tensor, torch.Tensor]] = ()) -> None:
         """Hand over to torch what arrived there; fill ``.grad`` of the leaves reached, of tensors that retain it, and of ``inputs``.
@@ -487,7 +487,7 @@ class Sweep:
         In this order: what runs in torch's pass may fail, or run a pass of ours inside it.
         """
         if self.bridged:
-            check_earlier_uses(native for native, _ in self.bridged)
+            check_earlier_uses(bridge.edge.node for bridge, _ in self.bridged)
             backward_into_torch(self.bridged, None, self.keep_graph)
         settle(self)
         self.fill(self.leaves)

@@ -10,6 +10,7 @@ from types import FrameType, TracebackType
 from typing import Any
 
 import torch
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 from torch.overrides import TorchFunctionMode
 
@@ -109,7 +110,7 @@ class Watch(TorchFunctionMode):
             self._refuse_place(_PLACE[func], sys._getframe(2))
         self.looked_at_offset |= name == "storage_offset"
         bridged = func in _BACKWARD and _is_bridge(sys._getframe(2))
-        if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(args[0])):
+        if bridged and any(id(leaf) not in self._inputs for leaf in native_leaves(_nodes_of(args[0]))):
             raise CaptureError(
                 f"the step makes a tensor that requires grad in torch's own autograd (a module, a parameter), {users_line()}, and goes "
                 f"back to it: its gradient would be lost. Make it outside of the step, or as a tracked tensor (tracer.tensor(..., "
@@ -166,6 +167,12 @@ def _is_bridge(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_globals.get("__name__", "").partition(".")[0] == "torch":
         frame = frame.f_back
     return frame is not None and frame.f_globals.get("__name__", "") == "tracer.backprop.bridge"
+
+
+def _nodes_of(roots: Sequence[Any]) -> Iterator[Any]:
+    """torch's nodes of tensors and gradient edges."""
+    for root in roots:
+        yield (root if isinstance(root, GradientEdge) else get_gradient_edge(root)).node
 
 
 def _is_captured(value: Any) -> bool:

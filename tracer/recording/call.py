@@ -124,7 +124,7 @@ def save_and_mark(
         plan = rule.plan(mask)
         node = CallNode(plan, parents, None, None, *save(plan, bound, result, by_products))
         node.set_results(listed, wanted, several=rule.signature.returns_list)
-        mark_all(listed, wanted, enter(node, result, bound), bound[0], several=True)
+        mark_all(listed, wanted, enter(node, result, bound), bound[0], several=not rule.makes_each_view)
     return result
 
 

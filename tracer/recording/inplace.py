@@ -25,7 +25,7 @@ from tracer.notes.values import Values
 from tracer.recording.levels import Argument, arguments_sharing, levels, physical
 from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, find_parents
-from tracer.recording.saved import NOTHING, Saved, note_write, pack_saved, save, save_unpacked
+from tracer.recording.saved import NOTHING, Saved, note_write, pack_arguments, pack_saved, save, save_unpacked
 from tracer.recording.views import (
     WriteBan,
     base_of,
@@ -121,15 +121,8 @@ def _write_alone(
         saved = save(plan, before, result, by_products)
         if result is not target:
             target.copy_(result)
-    elif plan.gather is None:
-        func(*args, **kwargs)
-        saved = NOTHING
     else:
-        saved = save_unpacked(plan, before, target)
-        func(*args, **kwargs)
-        if plan.of_result:
-            saved = _with_result(plan, saved, before, target)
-        saved = pack_saved(saved, saved_tensors_hooks(False))
+        saved = _save_and_run(plan, func, args, kwargs, before, target)
     node = enter(CallNode(plan, parents, shape_of(target), dtype_of(target), *saved), target)
     if type(target) is Tensor:
         rebase(target, node)
@@ -209,18 +202,36 @@ def _write_and_save(
             saved = save(plan, bound_before, result, by_products)
             target.copy_(result)
             return saved
-        # Saved before the write: an argument that shares memory with the target is at another version afterwards, and backward says so.
-        saved = save_unpacked(plan, bound_before, target)
-        func(*args, **kwargs)
-        return pack_saved(_with_result(plan, saved, bound_before, target), saved_tensors_hooks(False))
+        return _save_and_run(plan, func, args, kwargs, bound_before, target)
     finally:
         set_grad_enabled(True)
 
 
+def _save_and_run(
+    plan: CallPlan,
+    func: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    before: tuple[Any, ...],
+    target: torch.Tensor,
+) -> Saved:
+    """Save what the rule names of the arguments ``before`` the write, run the call, and save its result."""
+    if plan.gather is None:
+        func(*args, **kwargs)
+        return NOTHING
+    # An argument that shares memory with the target is at another version afterwards, and backward says so; hooks are to have it as it was.
+    saved, hooks = save_unpacked(plan, before, target), saved_tensors_hooks(False)
+    if hooks is not None:
+        saved = pack_arguments(plan, saved, hooks)
+    func(*args, **kwargs)
+    if plan.of_result:
+        saved = _with_result(plan, saved, before, target)
+    return pack_saved(saved, hooks)
+
+
 def _with_result(plan: CallPlan, saved: Saved, bound: tuple[Any, ...], target: torch.Tensor) -> Saved:
     """What was saved before the write, with the version and the shape that the result has after it."""
-    if plan.gather is None:
-        return saved
+    assert plan.gather is not None
     values, versions, _ = saved
     after = plan.gather(bound, target, {})
     tensors = set(plan.tensor_positions)
@@ -248,6 +259,11 @@ def _check_memory(target: torch.Tensor, name: str) -> None:
         find_views_in_level(target)
     node = getattr(target, "_node", None)
     base: Any = base_of(target)
+    if type(target) is not Tensor and not target.is_leaf:
+        raise UnsupportedError(
+            f"{name} writes tracked values into a tensor of shape {tuple(target.shape)} that has a history in torch's own autograd: "
+            f"recording that is not supported. Use the out-of-place op, or track what it was made from (tracer.track, nn.track)."
+        )
     if isinstance(node, Leaf) or (type(target) is not Tensor and target.requires_grad):
         raise InPlaceError(
             f"{name} writes into a leaf of shape {tuple(target.shape)} that requires grad: its gradient would be that of a value it "

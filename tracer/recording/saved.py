@@ -84,6 +84,21 @@ def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
     return saved if hooks is None or not versions else (pack(values, hooks), (), True)
 
 
+def pack_arguments(plan: CallPlan, saved: Saved, hooks: Hooks) -> Saved:
+    """What was saved, the arguments packed by the hooks and the result not yet."""
+    values, versions, packed = saved
+    return (
+        tuple(
+            [
+                value if source is not None and source <= FROM_RESULT else pack(value, hooks)
+                for value, source in zip(values, plan.sources, strict=True)
+            ]
+        ),
+        versions,
+        packed,
+    )
+
+
 def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:
     versions: list[tuple[torch.Tensor, int]] = []
     aliased = list(values)

@@ -155,8 +155,8 @@ class _Uses:
         if step.node in self.targets or not self.tensor.requires_grad:
             return
         assert isinstance(step.node, Bridge)
-        native = step.node.native
-        (grad,) = torch.autograd.grad(native, self.tensor, step.grad, retain_graph=True, allow_unused=True)
+        root: Any = step.node.root()
+        (grad,) = torch.autograd.grad(root, self.tensor, step.grad, retain_graph=True, allow_unused=True)
         if grad is not None:
             yield Contribution("torch", "", [], norm(grad), None, grad)
 

@@ -175,7 +175,7 @@ def _untracked(tensor: torch.Tensor, loss: Any, evidence: Evidence) -> Cause:
 
 def _is_behind_torch(tensor: torch.Tensor, evidence: Evidence) -> bool:
     """Whether a native leaf, or a native result, stands in the histories of torch's that the loss goes on into."""
-    waiting: list[Any] = [node.native.grad_fn for node in evidence.order if isinstance(node, Bridge)]
+    waiting: list[Any] = [node.edge.node for node in evidence.order if isinstance(node, Bridge)]
     seen = set(waiting)
     while waiting:
         fn = waiting.pop()

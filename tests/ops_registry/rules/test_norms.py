@@ -31,6 +31,14 @@ CASES = [
         )
         for dim, shape in ((0, (2, 1, 1)), (2, (4,)), (1, (1, 3, 1)), (-2, (1, 3, 1)), (-1, ()))
     ],
+    case(
+        "_weight_norm",
+        lambda v, g: torch._weight_norm(v, g, 0),
+        rand(4),
+        rand(4, seed=1),
+        second="differences",
+        label="of numbers",
+    ),
     case("norm_except_dim", lambda v: torch.norm_except_dim(v, 2, -2), rand(2, 3, 4)),
     *[
         case(

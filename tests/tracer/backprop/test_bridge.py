@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -125,3 +126,39 @@ def test_a_fault_in_torchs_part_of_a_pass_leaves_tracked_leaves_as_they_were() -
     with pytest.raises(ArithmeticError, match="a fault"):
         (Failing.apply(x) * w).sum().backward()
     assert w.grad is None and x.grad is None
+
+
+WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "zeroed": lambda h: h.zero_(),
+    "a part": lambda h: h[:1].fill_(5.0),
+    "scaled": lambda h: h.mul_(3),
+    "detached": lambda h: h.detach_(),
+}
+
+
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+def test_a_bridge_leads_to_the_history_that_the_tensor_had(write: Callable[[torch.Tensor], Any]) -> None:
+    w, x = torch.tensor([3.0, 2.0], requires_grad=True), tracer.tensor([2.0, 4.0])
+    h = w * 2
+    loss = (x + h).sum()
+    write(h)
+    (loss + 0 * w.sum()).backward()
+    assert w.grad is not None and w.grad.tolist() == [2.0, 2.0]
+    h = w * 2
+    loss = (x + h).sum()
+    write(h)
+    assert torch.autograd.grad(loss, w)[0].tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("kind", ["gradient", "filled"])
+def test_hooks_of_a_leaf_that_both_reach_see_the_sum_once(kind: str) -> None:
+    x, w = tracer.tensor([2.0]), torch.tensor([3.0], requires_grad=True)
+    seen: list[Any] = []
+    if kind == "gradient":
+        w.register_hook(lambda g: seen.append(g.tolist()) or g.clamp(max=5))  # type: ignore[func-returns-value]
+    else:
+        w.register_post_accumulate_grad_hook(lambda t: seen.append(t.grad.tolist()))  # type: ignore[union-attr]
+    (x * w + 2 * (w * w)).sum().backward()
+    assert seen == [[14.0]] and w.grad is not None and w.grad.tolist() == ([5.0] if kind == "gradient" else [14.0])
+    if kind == "gradient":
+        assert torch.autograd.grad((x * w + 2 * (w * w)).sum(), w)[0].tolist() == [5.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -196,3 +197,18 @@ def test_weights_that_require_grad_are_refused_by_the_part() -> None:
     weight = tracer.track(torch.ones(3, dtype=torch.float64), True)
     with pytest.raises(ops_registry.errors.UnsupportedCallError, match="weight"):
         F.cross_entropy(tracer.track(logits(4, 3), True), CLASSES, weight=weight)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+@pytest.mark.parametrize("cell", [torch.gru_cell, torch.lstm_cell], ids=lambda cell: cell.__name__)
+def test_the_state_that_a_cell_returns_can_be_written_into_also_where_a_graph_is_open(cell: Any, dtype: Any) -> None:
+    run, data = step(cell, True)
+    grads = []
+    for recording in (contextlib.nullcontext(), tracer.Graph()):
+        tensors = [tracer.track(part.to(dtype), True) for part in data]
+        with recording:
+            for state in outputs_of(run(*tensors)):
+                state.mul_(2)
+                state.sin().sum().backward(retain_graph=True)
+        grads.append([plain(tensor.grad) for tensor in tensors])
+    torch.testing.assert_close(*grads)

@@ -123,6 +123,12 @@ def test_a_write_without_any_gradient_records_nothing() -> None:
     assert len(graph) == 0 and out.tolist() == [1.0] and type(out) is torch.Tensor
 
 
+def test_tracked_values_are_not_written_into_a_history_of_torchs_own() -> None:
+    x, out = tracer.tensor([1.0], requires_grad=True), torch.zeros(1, requires_grad=True) * 2
+    with pytest.raises(tracer.UnsupportedError, match="history in torch's own autograd"):
+        out.add_(x)
+
+
 def test_optimisers_write_leaves_under_no_grad() -> None:
     x = tracer.tensor([1.0], requires_grad=True)
     with torch.no_grad():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -161,3 +162,26 @@ def test_a_custom_functions_saved_tensors_are_packed() -> None:
         y = Square.apply(x)
     y.sum().backward()
     assert x.grad is not None and x.grad.tolist() == [8.0]
+
+
+SELF_WRITES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "itself": lambda t: t.mul_(t),
+    "quotient": lambda t: t.div_(t),
+    "products": lambda t: t.addcmul_(t, t),
+    "a view": lambda t: t.mul_(t.view(-1)),
+    "the base": lambda t: t[1:].mul_(t[:1]),
+}
+
+
+@pytest.mark.parametrize("write", SELF_WRITES.values(), ids=SELF_WRITES)
+def test_hooks_get_what_a_write_reads_as_it_was_before(write: Callable[[torch.Tensor], Any]) -> None:
+    def gradient(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.clone, identity):
+            written = x * 1
+            write(written)
+        written.sin().sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    native = gradient(torch.tensor([2.0, 3.0], dtype=torch.float64, requires_grad=True))
+    torch.testing.assert_close(gradient(leaf(2.0, 3.0)), native)

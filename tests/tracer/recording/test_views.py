@@ -36,6 +36,15 @@ def view_made_before_a_write_to_its_base(x: torch.Tensor) -> torch.Tensor:
     return view * 2
 
 
+def parts_made_one_after_another(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    first, second = y.tensor_split(2)
+    first.mul_(x[:1])
+    left, right = y.hsplit((1,))
+    right.mT.mul_(second.sum())
+    return first.sum(0) * second + left * y.sin()
+
+
 def view_made_after_a_write(x: torch.Tensor) -> torch.Tensor:
     y = x.clone()
     y.mul_(x)
@@ -109,6 +118,7 @@ def written_twice_through_two_views(x: torch.Tensor) -> torch.Tensor:
 
 
 PROGRAMS: list[Program] = [
+    parts_made_one_after_another,
     through_a_view,
     through_a_view_of_a_view,
     view_made_before_a_write_to_its_base,
