@@ -168,8 +168,11 @@ def _objects(results: list[torch.Tensor]) -> list[torch.Tensor]:
     """Each result an object of its own: of ``h, h.detach()``, which are one to a graph, the first alone has a history."""
     if len(results) == len(set(map(id, results))):
         return results
-    seen = set[int]()
-    return [plain_alias(tensor) if id(tensor) in seen or seen.add(id(tensor)) else tensor for tensor in results]  # type: ignore[func-returns-value]
+    seen, objects = set[int](), list[torch.Tensor]()
+    for tensor in results:
+        objects.append(plain_alias(tensor) if id(tensor) in seen else tensor)
+        seen.add(id(tensor))
+    return objects
 
 
 def _leaf(part: Part, results: Sequence[torch.Tensor], originals: Sequence[torch.Tensor]) -> Any:

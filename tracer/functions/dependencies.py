@@ -69,7 +69,7 @@ class DependencyTracker(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         dependent = self._any(args) or (kwargs is not None and self._any(kwargs.values()))
-        if types == _OURS and not torch.is_grad_enabled():
+        if types == _OURS and args and not torch.is_grad_enabled():
             spelling = registry.TABLE.get(func)
             if spelling is not None and spelling.kind in _RUN_AS_THEY_ARE and not looked_into():
                 # A call of which nothing is recorded, without the way through interception: what comes of it is plain.
