@@ -9,7 +9,7 @@ import enum
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -55,6 +55,20 @@ class Returned:
     history: bool = False
     #: Of a tensor that the step made, the position of its ``.grad`` among the results.
     grad: int | None = None
+    #: Of a part of a tensor that was given, or of its ``.grad``.
+    part: Part | None = None
+
+
+class Part(NamedTuple):
+    """Where a tensor lies in one that was given, or in its ``.grad``."""
+
+    position: int
+    of_grad: bool
+    #: The strides that the whole has in the graph; in others the part would be another.
+    whole: tuple[int, ...]
+    size: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
 
 
 @dataclass
@@ -346,6 +360,9 @@ def _collect(
     _collect_handed(run, around, originals, given)
     of_grad: dict[int, int] = {}
     inputs = {storage_key(original.tensor) for original in originals}
+    wholes: dict[Any, tuple[int, bool, torch.Tensor]] = {
+        storage_key(original.tensor): (position, False, original.tensor) for position, original in enumerate(originals)
+    }
     for position, original in enumerate(originals):
         if original.requires_grad != original.required_grad:
             run.turned.append((position, original.requires_grad))
@@ -363,6 +380,7 @@ def _collect(
             run.grads.append((position, len(run.results)))
             run.results.append(plain_alias(grad))
         of_grad[id(grad)] = position
+        wholes[storage_key(grad)] = position, True, grad
     places = {id(original.tensor): position for position, original in enumerate(originals)}
     leaves, run.rebuild = flatten(value)
     met: dict[int, int] = {}
@@ -389,7 +407,22 @@ def _collect(
             tracked, at, grad = type(leaf) is Tensor, len(run.results), _GRAD.__get__(leaf)
             run.results += [plain_alias(value) for value in (leaf, grad) if value is not None]
             history = tracked and leaf.requires_grad
-            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1))
+            part = None if history else _part_of(wholes.get(storage_key(leaf)), leaf)
+            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1, part))
+
+
+def _part_of(whole: tuple[int, bool, torch.Tensor] | None, leaf: torch.Tensor) -> Part | None:
+    """Where ``leaf`` lies in ``whole``; None where it is in no such memory, shows other values there, or sizes are symbols."""
+    if whole is None:
+        return None
+    position, of_grad, base = whole
+    if base.dtype is not leaf.dtype or base.is_conj() != leaf.is_conj() or base.is_neg() != leaf.is_neg():
+        return None
+    offset: Any = leaf.storage_offset() - base.storage_offset()
+    numbers = (*base.stride(), *leaf.shape, *leaf.stride(), offset)
+    if not all(isinstance(number, int) for number in numbers):
+        return None
+    return Part(position, of_grad, tuple(base.stride()), tuple(leaf.shape), tuple(leaf.stride()), offset)
 
 
 def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:

@@ -242,6 +242,31 @@ def test_a_gradient_that_is_returned_is_the_one_that_is_filled_also_where_one_wa
         assert all(grad is parameter.grad for grad, parameter in zip(grads, model.parameters(), strict=True))
 
 
+def test_parts_of_what_is_given_and_of_gradients_are_returned_as_views_of_them() -> None:
+    def written(compiles: bool) -> list[torch.Tensor]:
+        model, buffer, found = mlp(), torch.zeros(6), list[torch.Tensor]()
+
+        def step(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            model(x).sum().backward()
+            x.mul_(2)
+            buffer.add_(1)
+            grad = model[0].weight.grad
+            return grad[0], grad.view(-1), model[0].bias.grad.detach(), x[1], y.t(), buffer[2:], (grad * 2)[0]
+
+        run = tracer.compile(step, backend="replay") if compiles else step
+        for _ in range(3):
+            x, y = torch.ones(2, 4), torch.ones(2, 3)
+            parts = run(x, y)
+            for number, part in enumerate(parts):
+                part.add_(number)
+            grads = [parameter.grad.detach().clone() for parameter in model.parameters()]
+            found += [x, y, buffer.clone(), *grads, *(part.clone() for part in parts)]
+        return found
+
+    for ours, eager in zip(written(True), written(False), strict=True):
+        assert torch.equal(ours, eager)
+
+
 def same_objects(leaves: list[Any]) -> list[list[bool]]:
     return [[a is b for a in leaves] for b in leaves if isinstance(b, torch.Tensor)]
 
