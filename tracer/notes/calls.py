@@ -54,12 +54,12 @@ class CallNotes:
 
     def note(self, node: Node) -> None:
         """Note the call of ``node``."""
+        # Tuples are added up, for with stars there is a list between.
         if self._sites:
             # From above the frame that recorded the call: that one, this one and that of ``Graph.note`` are nobody's site.
-            # Tuples are added up, for with stars there is a list between.
             self._notes[node.serial] = node.place = (node.op,) + find_place(4) + serials(node.parents)  # noqa: RUF005
         else:
-            self._notes[node.serial] = (node.op, NO_MODULE, None, 0, *serials(node.parents))
+            self._notes[node.serial] = (node.op, NO_MODULE, None, 0) + serials(node.parents)  # noqa: RUF005
 
     def drop(self, alive: set[int]) -> None:
         """Drop the oldest notes of calls that are gone: the latest are kept, twice as many as the most that were ever ``alive``."""
