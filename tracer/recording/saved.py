@@ -185,8 +185,10 @@ def _or_say_where(node: Node, function: Callable[..., Any], *args: Any) -> Any:
         raise
 
 
-#: The op that last wrote in place into a storage, the shape it wrote, the version it left, and where that was; the latest 256.
-_writes: OrderedDict[int, tuple[str, torch.Size, int, Site | None]] = OrderedDict()
+#: The op that last wrote in place into a storage, the shape it wrote, the version it left, and where that was; the latest 256, in their
+#: order. Steps of optimisers stand among them, for memory is used again: what was written there before a step was another tensor.
+_writes: OrderedDict[Any, tuple[str, torch.Size, int, Site | None]] = OrderedDict()
+_NO_WRITE = ("", torch.Size(), -1, None)
 
 
 def note_write(target: torch.Tensor, name: str) -> None:
@@ -210,6 +212,11 @@ _stepped: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
 def note_step(optimizer: torch.optim.Optimizer) -> None:
     """Remember that a step of the optimiser has written into its parameters, as ``note_write`` does of one write."""
     _stepped.add(optimizer)
+    step = ("step", id(optimizer))
+    _writes[step] = _NO_WRITE
+    _writes.move_to_end(step)
+    if len(_writes) > 256:
+        _writes.popitem(last=False)
 
 
 def last_write(tensor: torch.Tensor) -> tuple[str, Site | None]:
@@ -217,12 +224,14 @@ def last_write(tensor: torch.Tensor) -> tuple[str, Site | None]:
     if tensor.layout is not torch.strided:
         return "", None
     storage = storage_key(tensor)
-    name, shape, version, site = _writes.get(storage, ("", torch.Size(), -1, None))
-    if version != tensor._version:
-        for optimizer in _stepped:
+    name, shape, version, site = _writes.get(storage, _NO_WRITE)
+    since = list(_writes)[list(_writes).index(storage) :] if version == tensor._version else None
+    for optimizer in _stepped:
+        if since is None or ("step", id(optimizer)) in since:
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             if any(p.layout is torch.strided and storage_key(p) == storage for p in parameters):
                 return f" by a step of {type(optimizer).__name__}", None
+    if since is None:
         return "", None
     where = f" at {site.line}" if site is not None and site.line is not None else ""
     return f" by {_in_place(name)} of shape {tuple(shape)}{where}", site

@@ -11,6 +11,8 @@ import torch
 import nn
 import ops_registry
 import tracer
+from ops_registry.torch_private import storage_key
+from tracer.recording import saved
 from tracer.recording.optimizer_steps import STEPS
 
 Make = Callable[[Any], torch.optim.Optimizer]
@@ -181,6 +183,20 @@ def test_one_of_several_views_of_a_parameter_without_gradient_stays_good() -> No
 def test_an_error_about_an_overwritten_tensor_names_the_optimizer() -> None:
     w, optimizer = filled()
     y = w * w
+    optimizer.step()
+    with pytest.raises(tracer.OverwrittenError, match="overwritten in place by a step of SGD and is at version"):
+        y.sum().backward()
+
+
+def test_a_write_into_memory_that_was_another_tensors_is_not_named() -> None:
+    w, optimizer = filled()
+    y = w * w
+    saved._writes[storage_key(w)] = (
+        "add",
+        torch.Size((2,)),
+        w._version + 1,
+        None,
+    )  # as memory that is used again has it
     optimizer.step()
     with pytest.raises(tracer.OverwrittenError, match="overwritten in place by a step of SGD and is at version"):
         y.sum().backward()
