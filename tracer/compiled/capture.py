@@ -56,10 +56,10 @@ class Returned:
     #: Of a tensor that the step made, the position of its ``.grad`` among the results.
     grad: int | None = None
     #: Of a part of a tensor that was given, or of its ``.grad``.
-    part: Part | None = None
+    region: Region | None = None
 
 
-class Part(NamedTuple):
+class Region(NamedTuple):
     """Where a tensor lies in one that was given, or in its ``.grad``."""
 
     position: int
@@ -407,22 +407,27 @@ def _collect(
             tracked, at, grad = type(leaf) is Tensor, len(run.results), _GRAD.__get__(leaf)
             run.results += [plain_alias(value) for value in (leaf, grad) if value is not None]
             history = tracked and leaf.requires_grad
-            part = None if history else _part_of(wholes.get(storage_key(leaf)), leaf)
-            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1, part))
+            region = None if history else _region_of(wholes.get(storage_key(leaf)), leaf)
+            run.returned.append(Returned("result", at, tracked, history, None if grad is None else at + 1, region))
 
 
-def _part_of(whole: tuple[int, bool, torch.Tensor] | None, leaf: torch.Tensor) -> Part | None:
+def shows_as_it_is(base: torch.Tensor, leaf: torch.Tensor) -> bool:
+    """Whether ``leaf``, in the memory of ``base``, shows the same values there."""
+    return base.dtype is leaf.dtype and base.is_conj() == leaf.is_conj() and base.is_neg() == leaf.is_neg()
+
+
+def _region_of(whole: tuple[int, bool, torch.Tensor] | None, leaf: torch.Tensor) -> Region | None:
     """Where ``leaf`` lies in ``whole``; None where it is in no such memory, shows other values there, or sizes are symbols."""
     if whole is None:
         return None
     position, of_grad, base = whole
-    if base.dtype is not leaf.dtype or base.is_conj() != leaf.is_conj() or base.is_neg() != leaf.is_neg():
+    if not shows_as_it_is(base, leaf):
         return None
     offset: Any = leaf.storage_offset() - base.storage_offset()
     numbers = (*base.stride(), *leaf.shape, *leaf.stride(), offset)
     if not all(isinstance(number, int) for number in numbers):
         return None
-    return Part(position, of_grad, tuple(base.stride()), tuple(leaf.shape), tuple(leaf.stride()), offset)
+    return Region(position, of_grad, tuple(base.stride()), tuple(leaf.shape), tuple(leaf.stride()), offset)
 
 
 def _collect_kept(run: _Run, kept: Sequence[torch.Tensor], value: Any, originals: Sequence[Original]) -> None:

@@ -17,7 +17,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.accumulate import accumulate, check_writable
 from tracer.compiled.backends import Backend, Run, build
-from tracer.compiled.capture import Captured, Handed, LooksAtGrad, Part, Returned, capture_step
+from tracer.compiled.capture import Captured, Handed, LooksAtGrad, Region, Returned, capture_step
 from tracer.compiled.key import same_thread
 from tracer.compiled.layouts import check_layouts
 from tracer.compiled.observed import Observer, Seen
@@ -155,8 +155,8 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
     if leaf.kind == "grad":
         return _GRAD.__get__(tensors[leaf.at])
     value = values[leaf.at]
-    if leaf.part is not None:
-        value = _seen_in(tensors[leaf.part.position], leaf.part, value)
+    if leaf.region is not None:
+        value = _seen_in(tensors[leaf.region.position], leaf.region, value)
     elif leaf.at in captured.passed_on:  # x.detach(), or h and h.detach(): another object in the same memory
         value = plain_alias(value)
     if leaf.grad is not None:
@@ -166,12 +166,12 @@ def _returned(captured: Captured, leaf: Returned, tensors: list[torch.Tensor], v
     return become_tracked(value, _end_of_history(captured, tensors, value) if leaf.history else None)
 
 
-def _seen_in(given: torch.Tensor, part: Part, value: torch.Tensor) -> torch.Tensor:
+def _seen_in(given: torch.Tensor, region: Region, value: torch.Tensor) -> torch.Tensor:
     """A part of what was given, or of its ``.grad``, as a view of that: who writes into it writes there. It shows ``value``."""
-    base = _GRAD.__get__(given) if part.of_grad else given
-    if base is None or base.stride() != part.whole or base.dtype is not value.dtype:
+    base = _GRAD.__get__(given) if region.of_grad else given
+    if base is None or base.stride() != region.whole or base.dtype is not value.dtype:
         return plain_alias(value)
-    return plain_alias(base).as_strided(part.size, part.strides, base.storage_offset() + part.offset)
+    return plain_alias(base).as_strided(region.size, region.strides, base.storage_offset() + region.offset)
 
 
 def _end_of_history(captured: Captured, tensors: list[torch.Tensor], value: torch.Tensor) -> RaisingNode:

@@ -18,7 +18,7 @@ from ops_registry.torch_private import (
 )
 from tracer.backprop.accumulate import leaving_grad_alone
 from tracer.backprop.api import grad
-from tracer.compiled.capture import Captured, Returned
+from tracer.compiled.capture import Captured, Returned, shows_as_it_is
 from tracer.compiled.graphs import checked_capture
 from tracer.compiled.nests import Rebuild, flatten
 from tracer.compiled.reached import Reached
@@ -133,8 +133,7 @@ class _Forward:
     def _view(self, leaf: torch.Tensor, position: int, tracked: bool, history: bool) -> Part:
         """A view of an input is made again of the real one at each call, so that it is a view of that."""
         base = self.tensors[position]
-        plain = base.dtype is leaf.dtype and base.is_conj() == leaf.is_conj() and base.is_neg() == leaf.is_neg()
-        if not plain or (history and not _only_our_views(_node_of(leaf), _node_of(base))):
+        if not shows_as_it_is(base, leaf) or (history and not _only_our_views(_node_of(leaf), _node_of(base))):
             raise CaptureError(
                 f"the module returns a view of {name_at(self.names, position)}, of shape {tuple(leaf.shape)}, that was made in a way that "
                 f"cannot be repeated outside of the graph (a replaced rule, a hook, another dtype, a write). Return a clone of it."

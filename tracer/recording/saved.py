@@ -86,17 +86,10 @@ def pack_saved(saved: Saved, hooks: Hooks | None) -> Saved:
 
 def pack_arguments(plan: CallPlan, saved: Saved, hooks: Hooks) -> Saved:
     """What was saved, the arguments packed by the hooks and the result not yet."""
-    values, versions, packed = saved
-    return (
-        tuple(
-            [
-                value if source is not None and source <= FROM_RESULT else pack(value, hooks)
-                for value, source in zip(values, plan.sources, strict=True)
-            ]
-        ),
-        versions,
-        packed,
-    )
+    values, versions, _ = saved
+    pairs = zip(values, plan.sources, strict=True)
+    packed = [v if source is not None and source <= FROM_RESULT else pack(v, hooks) for v, source in pairs]
+    return tuple(packed), versions, False
 
 
 def _aliased(plan: CallPlan, values: tuple[Any, ...]) -> Saved:

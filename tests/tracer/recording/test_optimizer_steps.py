@@ -191,12 +191,8 @@ def test_an_error_about_an_overwritten_tensor_names_the_optimizer() -> None:
 def test_a_write_into_memory_that_was_another_tensors_is_not_named() -> None:
     w, optimizer = filled()
     y = w * w
-    saved._writes[storage_key(w)] = (
-        "add",
-        torch.Size((2,)),
-        w._version + 1,
-        None,
-    )  # as memory that is used again has it
+    # As memory that is used again has it.
+    saved._writes[storage_key(w)] = ("add", torch.Size((2,)), w._version + 1, None)
     optimizer.step()
     with pytest.raises(tracer.OverwrittenError, match="overwritten in place by a step of SGD and is at version"):
         y.sum().backward()
