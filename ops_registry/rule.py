@@ -16,6 +16,7 @@ import torch
 
 from ops_registry.errors import RuleError
 from ops_registry.formula import KIND, Formula, compile_call, make_needs
+from ops_registry.shared.descriptors import device_of, dtype_of, offset_of, shape_of, stride_of
 from ops_registry.shared.indices import frozen
 from ops_registry.signatures import Signature
 from ops_registry.sites import site_for_rule
@@ -34,11 +35,11 @@ FROZEN = "frozen"
 
 #: torch's own ways to them, past properties of a subclass: they are read with interception off.
 _READ: dict[str, Callable[[torch.Tensor], Any]] = {
-    "shape": torch.Tensor.shape.__get__,  # type: ignore[attr-defined]
-    "dtype": torch.Tensor.dtype.__get__,  # type: ignore[attr-defined]
-    "device": torch.Tensor.device.__get__,
-    "stride": torch.Tensor.stride,
-    "offset": torch.Tensor.storage_offset,
+    "shape": shape_of,
+    "dtype": dtype_of,
+    "device": device_of,
+    "stride": stride_of,
+    "offset": offset_of,
 }
 
 #: How a call for one of them is written in ``Rule.expression``: of an argument, or of a result.

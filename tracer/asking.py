@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.shared.descriptors import device_of, dtype_of, is_contiguous, layout_of
 from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase, count_modes, is_torch_function_enabled
 
 #: What a tensor is like, as attributes.
@@ -25,17 +26,6 @@ METHODS_WITH_ARGUMENTS = ("is_contiguous", "size", "stride")
 #: Conversions to a dtype of their own.
 TO_DTYPE = {"bfloat16": torch.bfloat16, "double": torch.double, "float": torch.float, "half": torch.half}
 
-_BASE: Any = TensorBase
-#: torch's own descriptors, for where interception is off already: our properties would turn it off once more, at four times the price.
-shape_of: Callable[[torch.Tensor], torch.Size] = _BASE.shape.__get__
-dtype_of: Callable[[torch.Tensor], torch.dtype] = _BASE.dtype.__get__
-device_of: Callable[[torch.Tensor], torch.device] = _BASE.device.__get__
-layout_of: Callable[[torch.Tensor], torch.layout] = _BASE.layout.__get__
-stride_of: Callable[[torch.Tensor], tuple[int, ...]] = _BASE.stride
-offset_of: Callable[[torch.Tensor], int] = _BASE.storage_offset
-is_nested: Callable[[torch.Tensor], bool] = _BASE.is_nested.__get__
-is_conj: Callable[[torch.Tensor], bool] = _BASE.is_conj
-is_neg: Callable[[torch.Tensor], bool] = _BASE.is_neg
 #: What ``to`` is given, where it is no tensor.
 _SETTINGS = frozenset({torch.dtype, torch.device, str})
 
@@ -95,8 +85,8 @@ def answers() -> dict[str, Any]:
         **{name: method(name) for name in METHODS},
         **{name: method_with_arguments(name) for name in METHODS_WITH_ARGUMENTS},
         **{name: conversion(name, partial(_has_dtype, dtype)) for name, dtype in TO_DTYPE.items()},
-        "contiguous": conversion("contiguous", TensorBase.is_contiguous),
-        "cpu": conversion("cpu", _BASE.is_cpu.__get__),
+        "contiguous": conversion("contiguous", is_contiguous),
+        "cpu": conversion("cpu", TensorBase.is_cpu.__get__),  # type: ignore[attr-defined]
         "to": to,
         "type_as": type_as,
     }

@@ -17,8 +17,8 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from torch.utils.hooks import RemovableHandle
 
 from ops_registry.rule import LISTS, CallPlan
+from ops_registry.shared.descriptors import dtype_of, shape_of
 from ops_registry.sites import Site
-from tracer.asking import dtype_of, shape_of
 
 #: Serial numbers grow with every node made, so a node's number is above those of all its ancestors.
 next_serial = itertools.count().__next__

@@ -10,13 +10,10 @@ import torch
 from ops_registry.declare import passes_through
 from ops_registry.registry import backward, decomposition
 from ops_registry.shared.conjugate import conj, scaled
+from ops_registry.shared.descriptors import dim_of, is_contiguous, is_nested, layout_of, shape_of, stride_of
 from ops_registry.shared.precision import HALF
-from ops_registry.torch_private import TensorBase
 
 matmul = torch.matmul
-#: Asked past interception, which is off in a forward: our properties would turn it off once more.
-dim_of, size_of, stride_of, is_contiguous = TensorBase.dim, TensorBase.size, TensorBase.stride, TensorBase.is_contiguous
-layout_of, is_nested = TensorBase.layout.__get__, TensorBase.is_nested.__get__
 NOTHING: dict[str, torch.Tensor] = {}
 
 #: The C function behind ``torch.tensordot``.
@@ -60,7 +57,7 @@ def as_batch(tensor):
     if 0 in stride:
         return tensor  # what is broadcast is smaller than its copy
     outer = None
-    for length, step in zip(size_of(tensor)[-3::-1], stride[-3::-1], strict=True):
+    for length, step in zip(shape_of(tensor)[-3::-1], stride[-3::-1], strict=True):
         if length != 1:
             if outer not in (None, step):
                 return tensor.contiguous()

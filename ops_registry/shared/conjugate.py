@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from ops_registry.torch_private import DisableTorchFunctionSubclass, TensorBase
-
-_is_complex = TensorBase.is_complex
+from ops_registry.shared.descriptors import is_complex
+from ops_registry.torch_private import DisableTorchFunctionSubclass
 
 
 def conj(value: Any) -> Any:
@@ -17,8 +16,8 @@ def conj(value: Any) -> Any:
         return value.conj() if value.is_complex() else value
     if isinstance(value, torch.Tensor):
         with DisableTorchFunctionSubclass():  # to have the question intercepted would cost as much as an op
-            is_complex = _is_complex(value)
-        return value.conj() if is_complex else value
+            has_imaginary_part = is_complex(value)
+        return value.conj() if has_imaginary_part else value
     return value.conjugate() if isinstance(value, complex) else value
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from ops_registry.shared.descriptors import layout_of, stride_of
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     TensorBase,
@@ -17,7 +18,6 @@ from ops_registry.torch_private import (
     storage_use_count,
     use_count,
 )
-from tracer.asking import layout_of, stride_of
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.node import Node
 from tracer.tracked_tensor import become_tracked, plain_alias

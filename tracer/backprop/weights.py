@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ops_registry.shared.descriptors import device_of as device_of_tensor
+from ops_registry.shared.descriptors import dtype_of, shape_of
 from ops_registry.torch_private import DisableTorchFunctionSubclass
-from tracer import asking
 from tracer.errors import GradientArgumentError
 from tracer.node import Node
 from tracer.recording.grad_fn import device_of
@@ -65,7 +66,7 @@ def spread_weight(weight: Any, output: Any, node: Node, position: int) -> torch.
 def _kind_of(output: Any, node: Node) -> tuple[torch.Size, torch.dtype, torch.device | None]:
     if isinstance(output, torch.Tensor):
         with DisableTorchFunctionSubclass():
-            return asking.shape_of(output), asking.dtype_of(output), asking.device_of(output)
+            return shape_of(output), dtype_of(output), device_of_tensor(output)
     if node.shape is None or node.dtype is None:
         raise GradientArgumentError(
             f"the shape of what {node.op} returned is not known any more: start from the tensor, not from its edge"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ops_registry.rule import LISTS
+from ops_registry.shared.descriptors import device_of, dtype_of, shape_of
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     SingleLevelFunction,
@@ -20,7 +21,6 @@ from ops_registry.torch_private import (
     custom_function_call,
     set_grad_enabled,
 )
-from tracer.asking import device_of, dtype_of, shape_of
 from tracer.errors import FunctionError, InPlaceError
 from tracer.functions.context import FunctionContext, SavedTensor
 from tracer.functions.dependencies import DependencyTracker

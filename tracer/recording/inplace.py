@@ -9,6 +9,7 @@ import torch
 
 from ops_registry.binding import Spelling
 from ops_registry.rule import FROM_RESULT, CallPlan, Rule
+from ops_registry.shared.descriptors import dtype_of, is_nested, layout_of, shape_of
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     creation_of,
@@ -16,7 +17,6 @@ from ops_registry.torch_private import (
     set_grad_enabled,
     use_count,
 )
-from tracer.asking import dtype_of, is_nested, layout_of, shape_of
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter, keeps_values
 from tracer.node import CallNode, Leaf, Node, RaisingNode

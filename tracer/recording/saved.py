@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from ops_registry.rule import FROM_RESULT, CallPlan
+from ops_registry.shared.descriptors import layout_of, shape_of
 from ops_registry.sites import Site, find_site
 from ops_registry.torch_private import DisableTorchFunctionSubclass, saved_tensors_hooks, storage_key
-from tracer.asking import layout_of, shape_of
 from tracer.errors import FreedGraphError, InferenceTensorError, OverwrittenError
 from tracer.naming import describe_node, say_where
 from tracer.node import CallNode, Node, Versions, tensors_in

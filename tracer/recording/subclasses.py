@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ops_registry.shared.descriptors import dtype_of, is_nested
 from ops_registry.torch_private import (
     DisableTorchFunctionSubclass,
     EnableTorchFunction,
     disabled_torch_function,
     is_torch_function_enabled,
 )
-from tracer.asking import dtype_of
 from tracer.errors import UnsupportedError
 from tracer.naming import qualified
 from tracer.recording.inplace import is_in_place
@@ -28,8 +28,6 @@ from tracer.recording.nested import refuse_nested
 from tracer.recording.parents import DIFFERENTIABLE, holds_tracked
 from tracer.recording.results import came_in
 from tracer.tracked_tensor import Tensor, plain_alias
-
-_IS_NESTED: Any = torch.Tensor.is_nested.__get__  # type: ignore[attr-defined]
 
 #: The ``__torch_function__`` of classes that intercept nothing.
 _DEFAULT_TORCH_FUNCTIONS = (
@@ -190,7 +188,7 @@ def refuse_lost_history(name: str, results: Sequence[Any], arguments: tuple[Any,
         if not isinstance(result, torch.Tensor) or dtype_of(result) not in DIFFERENTIABLE:
             continue
         kind = type(result)
-        if _IS_NESTED(result):
+        if is_nested(result):
             refuse_nested(name)
         if kind in (Tensor, torch.Tensor) or came_in(result, arguments, {}):
             continue

@@ -17,9 +17,8 @@ from typing import Any
 import torch
 
 from ops_registry.registry import TABLE
+from ops_registry.shared.descriptors import dtype_of, is_conj, is_contiguous, is_neg, offset_of, shape_of, stride_of
 from ops_registry.strided import write_region
-from ops_registry.torch_private import TensorBase
-from tracer.asking import dtype_of, is_conj, is_neg, offset_of, shape_of, stride_of
 from tracer.errors import InPlaceError, UnsupportedError
 from tracer.graph import enter
 from tracer.node import CallNode, Leaf, Node, RaisingNode
@@ -243,7 +242,7 @@ def rebase(target: torch.Tensor, node: Node) -> None:
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether every element of the tensor's stretch of memory belongs to exactly one index."""
-    if TensorBase.is_contiguous(tensor):
+    if is_contiguous(tensor):
         return True
     expected = 1
     for stride, size in sorted(zip(stride_of(tensor), shape_of(tensor), strict=True)):
@@ -295,7 +294,7 @@ def _without_gaps(base: torch.Tensor, view: torch.Tensor) -> tuple[Any, ...] | N
 
 def _may_overlap(tensor: torch.Tensor) -> bool:
     """Whether two indices may show one element."""
-    return not TensorBase.is_contiguous(tensor) and is_overlapping(shape_of(tensor), stride_of(tensor))
+    return not is_contiguous(tensor) and is_overlapping(shape_of(tensor), stride_of(tensor))
 
 
 def is_overlapping(shape: Sequence[int], strides: Sequence[int]) -> bool:
